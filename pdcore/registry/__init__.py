@@ -1,0 +1,1 @@
+"""The watched, leased keyspace: stores, the follower, the registrar."""

@@ -1,0 +1,75 @@
+"""Logs: one event per line, the same field names everywhere.
+
+``configure`` is called once by each process's main. Fields that hold for the whole process (role, instance_id,
+incarnation, rank) are bound there; fields of one request (request_id, room) with :func:`bound`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import structlog
+
+LogFormat = Literal["text", "json"]
+Logger = structlog.stdlib.BoundLogger
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure(log_format: LogFormat, level: str, **process_fields: object) -> None:
+    """Write every log line of this process to standard error in ``log_format``.
+
+    Library loggers (uvicorn, grpc) go through the same processors, so that one process speaks one format.
+    """
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer()
+        if log_format == "json"
+        else structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], drop_missing=True)
+    )
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(_LEVELS[level])
+    for chatty in ("httpx", "httpcore", "asyncio", "uvicorn.access"):
+        logging.getLogger(chatty).setLevel(max(logging.WARNING, _LEVELS[level]))
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(**process_fields)
+
+
+def logger(name: str) -> Logger:
+    """The logger of one module; ``name`` is its ``__name__``."""
+    return structlog.stdlib.get_logger(name)
+
+
+def bind(**fields: object) -> None:
+    """Add fields to every later line of this process or task (for what is known only after the start)."""
+    structlog.contextvars.bind_contextvars(**fields)
+
+
+@contextmanager
+def bound(**fields: object) -> Iterator[None]:
+    """Add ``fields`` to every line logged inside the block, in this task and its children."""
+    with structlog.contextvars.bound_contextvars(**fields):
+        yield

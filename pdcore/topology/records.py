@@ -1,0 +1,150 @@
+"""Values of the followed keys. Names and fields are the public contract, versioned by ``"v": 1``.
+
+Records are read and written by :mod:`pdcore.topology.codec` only. ``extra`` keeps fields of newer versions, so that
+a record survives being read and written back by an older process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, Literal
+
+VERSION: Final = 1
+
+Role = Literal["prefill", "decode", "unified"]
+State = Literal["starting", "serving", "draining"]
+DepartureReason = Literal["left", "died", "silent", "drained", "ordered"]
+OrderKind = Literal["drain", "undrain", "end"]
+Json = str | int | float | bool | None | list["Json"] | dict[str, "Json"]
+
+_NOTHING: Final[Mapping[str, Json]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compat:
+    """Everything a prefill and a decode instance must agree on (see :mod:`pdcore.topology.compat`).
+
+    ``model_fingerprint`` hashes config without paths, dtype and tokenizer. ``wire`` and ``layout`` change only when
+    the bytes of the handshake or of a KV block do, never with a package version.
+    """
+
+    model_fingerprint: str
+    context_length: int
+    kv_dtype: str
+    block_sizes: tuple[int, ...]
+    kv_layout: str
+    attention: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    transfer_engines: tuple[str, ...]
+    wire: int
+    layout: int
+    extra: Mapping[str, Json] = field(default=_NOTHING, compare=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceRecord:
+    """``instances/{instance_id}``. ``url`` is where its leader answers; bootstrap fields only for prefill."""
+
+    incarnation: str
+    role: Role
+    group: str
+    generation: int
+    models: tuple[str, ...]
+    url: str
+    bootstrap_host: str | None
+    bootstrap_port: int | None
+    protocol: str
+    dp_size: int
+    cp_size: int
+    tp_size: int
+    pp_size: int
+    compat: Compat
+    kv_tokens: int
+    block_size: int
+    machine: str
+    boot_id: str
+    pid: int
+    state: State
+    extra: Mapping[str, Json] = _NOTHING
+
+    @property
+    def world_size(self) -> int:
+        """How many rank keys a complete instance has."""
+        return self.dp_size * self.cp_size * self.tp_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRecord:
+    """``ranks/{instance_id}/{dp}.{cp}.{tp}``. ``transfer`` belongs to the transfer engine and is opaque here."""
+
+    incarnation: str
+    rank_ip: str
+    rank_port: int
+    transfer: Mapping[str, Json]
+    device: str
+    machine: str
+    extra: Mapping[str, Json] = _NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DepartureRecord:
+    """``departures/{instance_id}``: why an incarnation's keys went, written in the transaction that deletes them."""
+
+    incarnation: str
+    reason: DepartureReason
+    by: str
+    extra: Mapping[str, Json] = _NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterRecord:
+    """``routers/{router_id}``."""
+
+    url: str
+    admin_url: str
+    version: str
+    extra: Mapping[str, Json] = _NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesiredRecord:
+    """``groups/{group}/desired``: which generation takes traffic, and which one tries to."""
+
+    active: int
+    candidate: int | None
+    deadline: str | None
+    replicas: Mapping[str, int]
+    extra: Mapping[str, Json] = _NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderRecord:
+    """``orders/{instance_id}``. Binds one incarnation unless ``sticky``; ``end`` always names one."""
+
+    kind: OrderKind
+    incarnation: str | None
+    sticky: bool
+    by: str
+    extra: Mapping[str, Json] = _NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentRecord:
+    """``groups/{group}/spec`` and ``…/generations/{g}``: kept whole, read by :mod:`pdcore.group`."""
+
+    document: Mapping[str, Json]
+
+
+Record = (
+    InstanceRecord
+    | RankRecord
+    | DepartureRecord
+    | RouterRecord
+    | DesiredRecord
+    | OrderRecord
+    | DocumentRecord
+)

@@ -1,0 +1,38 @@
+"""The one way a test waits: poll a condition until it holds or a deadline passes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+from typing import Final, TypeVar, cast
+
+T = TypeVar("T")
+
+POLL_S: Final = 0.01
+
+
+async def eventually(check: Callable[[], T | Awaitable[T]], within_s: float, what: str = "condition") -> T:
+    """Return the first truthy result of ``check``; AssertionError when there is none in time."""
+    deadline = time.monotonic() + within_s
+    while True:
+        result = check()
+        value = await cast("Awaitable[T]", result) if isawaitable(result) else cast("T", result)
+        if value:
+            return value
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"{what} did not hold within {within_s} s (last: {value!r})")
+        await asyncio.sleep(POLL_S)
+
+
+def eventually_now(check: Callable[[], T], within_s: float, what: str = "condition") -> T:
+    """The same for tests without an event loop."""
+    deadline = time.monotonic() + within_s
+    while True:
+        value = check()
+        if value:
+            return value
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"{what} did not hold within {within_s} s (last: {value!r})")
+        time.sleep(POLL_S)
