@@ -18,7 +18,7 @@ async def eventually(check: Callable[[], T | Awaitable[T]], within_s: float, wha
     deadline = time.monotonic() + within_s
     while True:
         result = check()
-        value = await cast("Awaitable[T]", result) if isawaitable(result) else cast("T", result)
+        value = await result if isawaitable(result) else cast("T", result)
         if value:
             return value
         if time.monotonic() >= deadline:
