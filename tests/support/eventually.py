@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ async def eventually(check: Callable[[], T | Awaitable[T]], within_s: float, wha
     deadline = time.monotonic() + within_s
     while True:
         result = check()
-        value = await result if isawaitable(result) else cast("T", result)
+        value = await result if isawaitable(result) else result
         if value:
             return value
         if time.monotonic() >= deadline:
