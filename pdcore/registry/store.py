@@ -13,7 +13,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import NewType, Protocol
+from typing import Final, NewType, Protocol
+
+MAX_WRITES: Final = 128
+"""Most conditions, and most writes, of one transaction (etcd's default limit); more are refused."""
 
 LeaseId = NewType("LeaseId", int)
 

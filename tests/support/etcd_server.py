@@ -1,0 +1,148 @@
+"""A real etcd for tests: one member on free loopback ports, its data below a temporary directory."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import pytest
+
+from tests.support.eventually import eventually_now
+from tests.support.processes import ChildProcess, free_port
+
+START_S: Final = 20.0
+TRIES: Final = 3
+
+
+def require_etcd() -> str:
+    """The etcd program to run. Without one the test is skipped, or fails where ``CI=true`` promises one."""
+    program = os.environ.get("ETCD_BIN") or shutil.which("etcd")
+    if program:
+        return program
+    reason = "no etcd program on PATH or in ETCD_BIN (Debian: apt-get install etcd-server)"
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+class EtcdServer:
+    """One etcd member. Start, end and break it at will: address and data stay until :meth:`wipe`.
+
+    The short election timeout makes it serve within a second and lets leases be as short as 1 s.
+    """
+
+    def __init__(self, directory: Path, program: str | None = None, *, extra: tuple[str, ...] = ()) -> None:
+        self._program = program or require_etcd()
+        self._extra = extra
+        self.data = directory / "data"
+        self.log = directory / "etcd.log"
+        self.port = 0
+        self._child: ChildProcess | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def endpoint(self) -> str:
+        """``host:port`` of the client port."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The value for ``--store``."""
+        return f"etcd://{self.endpoint}"
+
+    @property
+    def child(self) -> ChildProcess:
+        """The process, for signals."""
+        assert self._child is not None, "not started"
+        return self._child
+
+    def reserve(self) -> None:
+        """Choose the ports without starting anything, so that a client can be pointed at a server yet to come."""
+        self.port = free_port()
+        self._child = ChildProcess(self._arguments(free_port()), self.log)
+
+    def start(self) -> None:
+        """Run it and return once it serves; the first start tries other ports when one was taken meanwhile."""
+        if self._child is not None:
+            self._child.start()
+            self._wait_serving()
+            return
+        for _ in range(TRIES):
+            self.reserve()
+            self.child.start()
+            if self._wait_serving():
+                return
+        raise AssertionError(f"etcd does not start:\n{self.child.output()[-2000:]}")
+
+    def stop(self) -> None:
+        """SIGTERM and wait; data and address stay."""
+        if self._child is not None:
+            self._child.stop()
+
+    def kill(self) -> None:
+        """SIGKILL and wait; data and address stay."""
+        self.child.kill()
+
+    def pause(self) -> None:
+        """SIGSTOP: connections stay, nothing is answered."""
+        self.child.pause()
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.child.resume()
+
+    def wipe(self) -> None:
+        """Forget all data. Only while it is down."""
+        assert not self.child.running, "stop it first"
+        shutil.rmtree(self.data)
+
+    def healthy(self) -> bool:
+        """Whether it serves linearizable reads now."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+    def _arguments(self, peer_port: int) -> list[str]:
+        client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{peer_port}"
+        return [
+            *(self._program, "--name", "member", "--data-dir", str(self.data)),
+            *("--listen-client-urls", client, "--advertise-client-urls", client),
+            *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+            *("--initial-cluster", f"member={peer}", "--initial-cluster-state", "new"),
+            *("--heartbeat-interval", "50", "--election-timeout", "500", "--logger", "zap"),
+            *self._extra,
+        ]
+
+    def _wait_serving(self) -> bool:
+        eventually_now(lambda: self.healthy() or not self.child.running, START_S, "etcd serving")
+        return self.child.running
+
+
+@contextmanager
+def etcd_server(*, extra: tuple[str, ...] = ()) -> Iterator[EtcdServer]:
+    """A running server with a directory of its own; ended and removed at the end of the block."""
+    with (
+        tempfile.TemporaryDirectory(prefix="pdcore-etcd-") as directory,
+        EtcdServer(Path(directory), extra=extra) as server,
+    ):
+        yield server
