@@ -8,7 +8,6 @@ flag and variable. A setting added to a table below shows up in ``--help``, the 
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,99 +16,10 @@ from typing import Any, Final, TypeVar
 import click
 
 from pdcore.errors import ConfigError
+from pdcore.setting import CONFIG_FILE, Setting, flag, integer, name, one_of, path, read_file, seconds, text
 
-CONFIG_FILE: Final = "pdcore.toml"
-Parse = Callable[[str], object]
 ConfigT = TypeVar("ConfigT")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One thing a person can set. ``name`` is the dataclass field, ``parse`` raises ValueError with a sentence."""
-
-    name: str
-    help: str
-    parse: Parse
-    default: str | None = None
-    metavar: str = "TEXT"
-    secret: bool = False
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        return "PDCORE_" + self.name.upper()
-
-
-def text(value: str) -> str:
-    """Any non-empty string."""
-    if not value.strip():
-        raise ValueError("is empty")
-    return value
-
-
-def name(value: str) -> str:
-    """One segment of a key: letters, digits, dot, dash, underscore, colon; at most 128."""
-    allowed = all(c.isascii() and (c.isalnum() or c in ".-_:") for c in value)
-    if not value or len(value) > 128 or not allowed or value in {".", ".."}:
-        raise ValueError(f"{value!r} must be 1 to 128 of A-Z a-z 0-9 . - _ :")
-    return value
-
-
-def integer(low: int, high: int) -> Parse:
-    """A whole number within ``low … high``."""
-
-    def parse(value: str) -> int:
-        number = int(value) if value.lstrip("-").isdigit() else None
-        if number is None or not low <= number <= high:
-            raise ValueError(f"{value!r} must be a whole number from {low} to {high}")
-        return number
-
-    return parse
-
-
-def seconds(low: float, high: float) -> Parse:
-    """A duration in seconds within ``low … high``."""
-
-    def parse(value: str) -> float:
-        try:
-            number = float(value)
-        except ValueError:
-            number = float("nan")
-        if not low <= number <= high:
-            raise ValueError(f"{value!r} must be seconds from {low:g} to {high:g}")
-        return number
-
-    return parse
-
-
-def one_of(*choices: str) -> Parse:
-    """Exactly one of ``choices``."""
-
-    def parse(value: str) -> str:
-        if value not in choices:
-            raise ValueError(f"{value!r} must be one of {', '.join(choices)}")
-        return value
-
-    return parse
-
-
-def flag(value: str) -> bool:
-    """true or false."""
-    if value not in {"true", "false"}:
-        raise ValueError(f"{value!r} must be true or false")
-    return value == "true"
-
-
-def path(value: str) -> Path:
-    """A file or directory; whether it exists is its user's business."""
-    if not value or "\0" in value:
-        raise ValueError(f"{value!r} is not a path")
-    return Path(value).expanduser()
-
 
 COMMON: Final = (
     Setting(
@@ -431,7 +341,9 @@ def load(
     in the file; keys outside any table hold for every process. ``defaults`` adds defaults only known at run time.
     """
     env = os.environ if environ is None else environ
-    file_values, problems = _file_values(flags.get("config") or env.get("PDCORE_CONFIG"), section, settings)
+    file_values, problems = read_file(
+        flags.get("config") or env.get("PDCORE_CONFIG"), section, settings, sections=_SECTIONS
+    )
     values: dict[str, object] = {}
     for setting in settings:
         raw = _first_given(setting, flags, env, file_values, defaults or {})
@@ -487,33 +399,4 @@ def _first_given(
     return defaults.get(setting.name) or setting.default
 
 
-_ALL: Final = {setting.name: setting for setting in (*ENGINE, *ROUTER)}
 _SECTIONS: Final = {"engine": ENGINE, "router": ROUTER}
-
-
-def _file_values(
-    given: str | None, section: str, settings: Sequence[Setting]
-) -> tuple[dict[str, str], list[str]]:
-    file = Path(given) if given else Path(CONFIG_FILE)
-    if not given and not file.is_file():
-        return {}, []
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as wrong:
-        return {}, [f"--config / PDCORE_CONFIG: cannot read {file}: {wrong}"]
-    top = {key: value for key, value in document.items() if not isinstance(value, dict)}
-    tables = {key: value for key, value in document.items() if isinstance(value, dict)}
-    problems = [f"{file}: unknown key {key!r}" for key in top if key not in _ALL]
-    problems += [f"{file}: unknown table [{key}]" for key in tables if key not in _SECTIONS]
-    for table, known in _SECTIONS.items():
-        names = {setting.name for setting in known}
-        problems += [
-            f"{file}: unknown key {key!r} in [{table}]" for key in tables.get(table, {}) if key not in names
-        ]
-    wanted = {setting.name for setting in settings}
-    merged = {**top, **tables.get(section, {})}
-    return {key: _as_text(value) for key, value in merged.items() if key in wanted}, problems
-
-
-def _as_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
