@@ -6,10 +6,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 STORE_ID: Final = "store_id"
+Family = Literal[
+    "store_id", "instances", "ranks", "departures", "routers", "orders", "spec", "generations", "desired"
+]
+_FAMILIES: Final[dict[str, Family]] = {name: name for name in get_args(Family)}
+_SEGMENT: Final = r"(?!\.{1,2}(?:/|$))[A-Za-z0-9._:-]{1,128}"
+_NUMBER: Final = r"(?:0|[1-9][0-9]{0,8})"
+_NAMED: Final = re.compile(rf"(instances|departures|routers|orders)/({_SEGMENT})")
+_RANK: Final = re.compile(rf"ranks/({_SEGMENT})/({_NUMBER})\.({_NUMBER})\.({_NUMBER})")
+_GROUP: Final = re.compile(rf"groups/({_SEGMENT})/(?:(spec|desired)|generations/({_NUMBER}))")
 
 
 class RankPosition(NamedTuple):
@@ -86,3 +96,27 @@ def spec(group: str) -> str:
 
 def generation(group: str, number: int) -> str:
     return f"groups/{group}/generations/{number}"
+
+
+class Name(NamedTuple):
+    """A key of the view, taken apart. ``owner`` is the id of the instance, router or group it is about."""
+
+    family: Family
+    owner: str
+    position: RankPosition | None = None
+    generation: int | None = None
+
+
+def parse(key: str) -> Name | None:
+    """What the view's ``key`` names, or None for a foreign one. Every name has exactly one spelling."""
+    if found := _RANK.fullmatch(key):
+        owner, dp, cp, tp = found.groups()
+        return Name("ranks", owner, position=RankPosition(int(dp), int(cp), int(tp)))
+    if found := _NAMED.fullmatch(key):
+        return Name(_FAMILIES[found.group(1)], found.group(2))
+    if found := _GROUP.fullmatch(key):
+        owner, family, number = found.groups()
+        if number is not None:
+            return Name("generations", owner, generation=int(number))
+        return Name(_FAMILIES[family], owner)
+    return Name("store_id", "") if key == STORE_ID else None

@@ -133,6 +133,13 @@ class OrderRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreIdRecord:
+    """``store_id``: a random id created once per store; another one means another store."""
+
+    store_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentRecord:
     """``groups/{group}/spec`` and ``…/generations/{g}``: kept whole, read by :mod:`pdcore.group`."""
 
@@ -147,4 +154,5 @@ Record = (
     | DesiredRecord
     | OrderRecord
     | DocumentRecord
+    | StoreIdRecord
 )
