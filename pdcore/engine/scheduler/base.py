@@ -115,6 +115,13 @@ class Scheduler:
             (r for r in self._held() if r.request_id == request_id), None
         )
 
+    def held(self, request_id: str) -> Request:
+        """The held request of that id; KeyError if there is none."""
+        request = self.find(request_id)
+        if request is None:
+            raise KeyError(request_id)
+        return request
+
     def plan(self, now: float) -> StepPlan:
         """What to do in this step."""
         failures = self._expire(now)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pdcore.engine.kv.blocks import BlockPool
 from pdcore.engine.messages import Limits, Sampling, Start
 from pdcore.engine.scheduler.base import Scheduler, SchedulerLimits
-from pdcore.engine.scheduler.plan import Compute, Failure, Outcome
+from pdcore.engine.scheduler.plan import Compute, Failure, Outcome, StepPlan
 
 STOP_TOKEN = 7
 
@@ -72,7 +72,9 @@ class Simulation:
         self.written: dict[int, tuple[str, int]] = {}
 
     def step(self) -> Outcome:
-        plan = self.scheduler.plan(self.now)
+        return self.perform(self.scheduler.plan(self.now))
+
+    def perform(self, plan: StepPlan) -> Outcome:
         self.failures += plan.fail
         self._check(plan.batch)
         outcome = self.scheduler.complete(
