@@ -22,6 +22,11 @@ Json = str | int | float | bool | None | list["Json"] | dict[str, "Json"]
 _NOTHING: Final[Mapping[str, Json]] = MappingProxyType({})
 
 
+def _nothing() -> Mapping[str, Json]:
+    """A field's default; a mapping proxy itself may not be one before Python 3.12."""
+    return _NOTHING
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compat:
     """Everything a prefill and a decode instance must agree on (see :mod:`pdcore.topology.compat`).
@@ -42,7 +47,7 @@ class Compat:
     transfer_engines: tuple[str, ...]
     wire: int
     layout: int
-    extra: Mapping[str, Json] = field(default=_NOTHING, compare=True)
+    extra: Mapping[str, Json] = field(default_factory=_nothing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +74,7 @@ class InstanceRecord:
     boot_id: str
     pid: int
     state: State
-    extra: Mapping[str, Json] = _NOTHING
+    extra: Mapping[str, Json] = field(default_factory=_nothing)
 
     @property
     def world_size(self) -> int:
@@ -87,7 +92,7 @@ class RankRecord:
     transfer: Mapping[str, Json]
     device: str
     machine: str
-    extra: Mapping[str, Json] = _NOTHING
+    extra: Mapping[str, Json] = field(default_factory=_nothing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +102,7 @@ class DepartureRecord:
     incarnation: str
     reason: DepartureReason
     by: str
-    extra: Mapping[str, Json] = _NOTHING
+    extra: Mapping[str, Json] = field(default_factory=_nothing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +112,7 @@ class RouterRecord:
     url: str
     admin_url: str
     version: str
-    extra: Mapping[str, Json] = _NOTHING
+    extra: Mapping[str, Json] = field(default_factory=_nothing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +123,7 @@ class DesiredRecord:
     candidate: int | None
     deadline: str | None
     replicas: Mapping[str, int]
-    extra: Mapping[str, Json] = _NOTHING
+    extra: Mapping[str, Json] = field(default_factory=_nothing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +134,7 @@ class OrderRecord:
     incarnation: str | None
     sticky: bool
     by: str
-    extra: Mapping[str, Json] = _NOTHING
+    extra: Mapping[str, Json] = field(default_factory=_nothing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
