@@ -1,0 +1,88 @@
+"""The HTTP face of a leader: its routes, and the plain answers about itself.
+
+``/health`` says who is here, ``/ready`` whether requests are taken, ``/metrics`` what happens; generation is
+:mod:`pdcore.engine.exchange`. Every error has the same body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pdcore.engine import legs, metrics, openai
+from pdcore.engine.answer import JSON_TYPE
+from pdcore.engine.exchange import GenerationEndpoint
+from pdcore.engine.generation import Engine
+from pdcore.engine.requests import Api
+from pdcore.engine.state import LeaderState
+from pdcore.errors import ApiError, ErrorCode
+
+GENERATION: Final[Mapping[str, Api]] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/generate": "generate",
+}
+_HTTP_ERRORS: Final[Mapping[int, ErrorCode]] = {404: "not_found", 405: "method_not_allowed"}
+
+
+def create_app(engine: Engine) -> Starlette:
+    """The application of one leader."""
+    about = _About(engine)
+    routes = [
+        Route("/health", about.health, methods=["GET"]),
+        Route("/ready", about.ready, methods=["GET"]),
+        Route("/metrics", about.metrics, methods=["GET"]),
+        Route("/v1/models", about.models, methods=["GET"]),
+        *(Route(path, GenerationEndpoint(api, engine), methods=["POST"]) for path, api in GENERATION.items()),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+
+
+def identity_app(state: LeaderState) -> ASGIApp:
+    """What a prefill leader answers on its bootstrap port: who it is, whatever is asked."""
+    body = openai.to_json({"instance_id": state.instance_id, "incarnation": state.incarnation})
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response(body, media_type=JSON_TYPE)(scope, receive, send)
+
+    return answer
+
+
+class _About:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._created = int(engine.clock.wall())
+
+    async def health(self, request: Request) -> Response:
+        status, document = self._engine.state.health()
+        return _json(document, status)
+
+    async def ready(self, request: Request) -> Response:
+        status, document = self._engine.state.readiness()
+        return _json(document, status)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._engine.metrics.text(), media_type=metrics.CONTENT_TYPE)
+
+    async def models(self, request: Request) -> Response:
+        state = self._engine.state
+        return _json(openai.models(state.models, self._created, state.context_length))
+
+
+def _json(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(openai.to_json(document), status, headers=headers, media_type=JSON_TYPE)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = _HTTP_ERRORS.get(error.status_code, "invalid_request")
+    wrong = ApiError(code, f"{request.method} {request.url.path[:200]}: {error.detail}")
+    request_id = legs.public_request_id({legs.REQUEST_ID: request.headers.get(legs.REQUEST_ID, "")})
+    return _json(wrong.body(request_id), error.status_code, error.headers)

@@ -1,0 +1,95 @@
+"""Sockets and servers of a leader: what listens, under which flag, and how it ends.
+
+Signals belong to the leader, so the servers here leave them alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+
+import uvicorn
+
+from pdcore.errors import ConfigError
+
+BACKLOG: Final = 1024
+CLOSING_S: Final = 2
+UNREAD_ANSWER_MS: Final = 60_000
+WILDCARDS: Final = ("0.0.0.0", "::", "")
+
+
+def listen(host: str, port: int, setting: str) -> socket.socket:
+    """A listening TCP socket on ``host:port`` (0 picks a port), or ConfigError naming ``setting`` and its variable."""
+    named = f"--{setting.replace('_', '-')} / PDCORE_{setting.upper()}"
+    if host in WILDCARDS:
+        raise ConfigError(f"--host / PDCORE_HOST: {host!r} cannot be advertised; name one address")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as wrong:
+        raise ConfigError(f"--host / PDCORE_HOST: {host!r} is no address: {wrong.strerror}") from None
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _end_unread_connections(listener)
+    try:
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as wrong:
+        listener.close()
+        taken = wrong.errno == errno.EADDRINUSE
+        reason = "is taken by another process" if taken else f"cannot be used: {wrong.strerror}"
+        raise ConfigError(f"{named}: port {port} on {host} {reason}") from None
+    listener.setblocking(False)
+    return listener
+
+
+def port_of(listener: socket.socket) -> int:
+    """The port it got."""
+    port: int = listener.getsockname()[1]
+    return port
+
+
+def url_host(host: str) -> str:
+    """``host`` as it stands in a URL."""
+    return f"[{host}]" if ":" in host else host
+
+
+@asynccontextmanager
+async def serving(app: Any, listener: socket.socket) -> AsyncIterator[None]:
+    """Answer HTTP on ``listener`` with the ASGI ``app`` inside the block; leaving cuts what is still open soon."""
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=CLOSING_S,
+    )
+    server = _Server(config)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(server.serve(sockets=[listener]))
+        try:
+            yield
+        finally:
+            server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _end_unread_connections(listener: socket.socket) -> None:
+    """Let the kernel end a connection whose peer does not take its bytes; accepted sockets inherit it."""
+    user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if user_timeout is not None:
+        listener.setsockopt(socket.IPPROTO_TCP, user_timeout, UNREAD_ANSWER_MS)

@@ -1,0 +1,91 @@
+"""What ``/metrics`` of a leader says: its requests, and the newest figures of its ranks.
+
+Each leader has its own registry. Every label has a closed set of values: endpoints, outcomes (``ok`` or an error
+code), rank positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pdcore.engine.messages import Stats
+from pdcore.topology.keys import RankPosition
+
+StatsByRank = Mapping[RankPosition, Stats]
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+_GAUGES: Final[Mapping[str, str]] = {
+    "kv_blocks_total": "KV blocks of the pool",
+    "kv_blocks_used": "KV blocks that belong to a request",
+    "kv_blocks_quarantined": "KV blocks a peer may still write into",
+    "slots_total": "Metadata slots",
+    "slots_used": "Metadata slots in use",
+    "rooms": "Open rooms",
+    "queued": "Requests that wait",
+    "running": "Requests in the batch",
+    "transferring": "Requests whose KV is on its way",
+}
+_COUNTERS: Final[Mapping[str, str]] = {
+    "steps": "Steps of the loop",
+    "handoffs_ok": "Hand-offs that succeeded",
+    "handoffs_failed": "Hand-offs that failed",
+    "prefill_tokens": "Prompt tokens computed",
+    "output_tokens": "Tokens generated",
+}
+
+
+class Metrics:
+    """``stats`` gives the ranks' figures, ``view_age_s`` the seconds since the keyspace was last known to be alive."""
+
+    def __init__(self, stats: Callable[[], StatsByRank], view_age_s: Callable[[], float]) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.in_flight = Gauge(
+            "pdcore_engine_http_in_flight", "Generation requests being answered.", registry=self.registry
+        )
+        self.requests = Counter(
+            "pdcore_engine_requests",
+            "Generation requests by how they ended.",
+            ("endpoint", "outcome"),
+            registry=self.registry,
+        )
+        self.first_token_s = Histogram(
+            "pdcore_engine_time_to_first_token_seconds",
+            "From the request's arrival to its first token, or to its hand-off.",
+            ("endpoint",),
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+            registry=self.registry,
+        )
+        age = Gauge(
+            "pdcore_engine_view_age_seconds", "Age of the view of the keyspace.", registry=self.registry
+        )
+        age.set_function(view_age_s)
+        self.registry.register(RankCollector(stats))
+
+    def text(self) -> bytes:
+        """Everything in the exposition format."""
+        return generate_latest(self.registry)
+
+
+class RankCollector(Collector):
+    """Turns the newest :class:`Stats` of each rank into families, one sample per rank."""
+
+    def __init__(self, stats: Callable[[], StatsByRank]) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterable[Metric]:
+        stats = self._stats()
+        for field, sentence in _GAUGES.items():
+            gauge = GaugeMetricFamily(f"pdcore_engine_{field}", f"{sentence}.", labels=("rank",))
+            for rank, values in stats.items():
+                gauge.add_metric((str(rank),), getattr(values, field))
+            yield gauge
+        for field, sentence in _COUNTERS.items():
+            counter = CounterMetricFamily(f"pdcore_engine_{field}", f"{sentence}.", labels=("rank",))
+            for rank, values in stats.items():
+                counter.add_metric((str(rank),), getattr(values, field))
+            yield counter

@@ -1,0 +1,99 @@
+"""Where a decode leader finds the prefill rank to ask: in the followed keyspace, and nowhere else.
+
+What a request names is only looked up, never connected to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from pdcore.engine.legs import Leg, choose_dp_rank, stale_peer
+from pdcore.engine.messages import PrefillPeer
+from pdcore.errors import ApiError
+from pdcore.topology.compat import check_pair
+from pdcore.topology.keys import RankPosition
+from pdcore.topology.records import InstanceRecord
+from pdcore.topology.topology import Topology
+
+UNKNOWN_PEER_WAIT_S: Final = 0.5
+
+
+class View(Protocol):
+    """The follower, as far as it is needed here."""
+
+    @property
+    def topology(self) -> Topology: ...
+
+    async def wait_until(self, predicate: Callable[[Topology], bool], timeout_s: float) -> Topology: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Prefill peers of one decode instance; ``own`` is its record once it has one."""
+
+    view: View
+    own: Callable[[], InstanceRecord | None]
+
+    async def prefill(self, leg: Leg, expected: str | None) -> PrefillPeer:
+        """The prefill rank of ``leg``; waits half a second for an incarnation (or address) not known yet.
+
+        ApiError: 421 when the named incarnation is not the one here, 400 when the address names nobody and nobody
+        was expected, 503 when the two instances do not fit together.
+        """
+        topology = self.view.topology
+        if not knows(topology, leg, expected):
+            topology = await self._wait_for(leg, expected)
+        peer = locate(topology, leg, expected)
+        own = self.own()
+        reasons = () if own is None else check_pair(_record(topology, leg), own)
+        if reasons:
+            raise ApiError("backend_unavailable", f"{peer.instance_id} cannot feed this one: {reasons[0]}")
+        return peer
+
+    async def _wait_for(self, leg: Leg, expected: str | None) -> Topology:
+        try:
+            return await self.view.wait_until(lambda seen: knows(seen, leg, expected), UNKNOWN_PEER_WAIT_S)
+        except TimeoutError:
+            return self.view.topology
+
+
+def knows(topology: Topology, leg: Leg, expected: str | None) -> bool:
+    """Whether ``topology`` has a rank for this leg, of the expected incarnation if one is."""
+    instance = topology.by_bootstrap(leg.host, leg.port)
+    if instance is None or expected not in (None, instance.record.incarnation):
+        return False
+    return any(position.cp == position.tp == 0 for position in instance.ranks)
+
+
+def locate(topology: Topology, leg: Leg, expected: str | None) -> PrefillPeer:
+    """The rank that ``leg`` names, or the ApiError that says why there is none."""
+    address = f"{leg.host}:{leg.port}"
+    instance = topology.by_bootstrap(leg.host, leg.port)
+    if instance is None and expected is None:
+        message = f"bootstrap_host and bootstrap_port name no registered prefill instance ({address})"
+        raise ApiError("invalid_request", message, param="bootstrap_host")
+    if instance is None or expected not in (None, instance.record.incarnation):
+        raise stale_peer(address, expected)
+    position = RankPosition(choose_dp_rank(leg, instance.record.dp_size), 0, 0)
+    rank = instance.ranks.get(position)
+    if rank is None:
+        message = f"prefill instance {instance.instance_id} has no rank {position} now"
+        raise ApiError("backend_unavailable", message)
+    return PrefillPeer(
+        instance_id=instance.instance_id,
+        incarnation=instance.record.incarnation,
+        dp=position.dp,
+        cp=position.cp,
+        tp=position.tp,
+        rank_ip=rank.rank_ip,
+        rank_port=rank.rank_port,
+        transfer=dict(rank.transfer),
+    )
+
+
+def _record(topology: Topology, leg: Leg) -> InstanceRecord:
+    instance = topology.by_bootstrap(leg.host, leg.port)
+    assert instance is not None
+    return instance.record

@@ -1,0 +1,73 @@
+"""Where one leader stands: the phase of its life, and how many requests it is answering.
+
+Changed by :mod:`pdcore.engine.leader` and read by everything that answers HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from pdcore.engine.legs import Phase
+from pdcore.topology.records import InstanceRecord, Role
+
+_HEALTH: Final[dict[Phase, str]] = {
+    "starting": "starting",
+    "serving": "ok",
+    "draining": "draining",
+    "failed": "failed",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class LeaderState:
+    """``why`` says what a leader that does not serve is waiting for. ``record`` is what it registered, once it has."""
+
+    role: Role
+    instance_id: str
+    incarnation: str
+    models: tuple[str, ...]
+    phase: Phase = "starting"
+    why: str = "the process has just started"
+    context_length: int = 0
+    kv_tokens: int = 0
+    dp_size: int = 1
+    record: InstanceRecord | None = None
+    in_flight: int = 0
+    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def enter(self, phase: Phase, why: str) -> None:
+        """Go to ``phase``; a leader that drains or failed never serves again."""
+        if self.phase in ("starting", "serving") or phase == "failed":
+            self.phase, self.why = phase, why
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """One request is being answered inside the block."""
+        self.in_flight += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if self.in_flight == 0:
+                self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Return once nothing is being answered."""
+        if self.in_flight:
+            await self._idle.wait()
+
+    def health(self) -> tuple[int, dict[str, object]]:
+        """Status and body of ``/health``: 200 while this process has not lost a rank."""
+        identity = {"instance_id": self.instance_id, "incarnation": self.incarnation}
+        return 503 if self.phase == "failed" else 200, {"status": _HEALTH[self.phase], **identity}
+
+    def readiness(self) -> tuple[int, dict[str, object]]:
+        """Status and body of ``/ready``: 200 only while requests are taken."""
+        if self.phase == "serving":
+            return 200, {"ready": True}
+        return 503, {"ready": False, "reason": f"{self.phase}: {self.why}"}
