@@ -1,0 +1,225 @@
+"""A whole cluster of real processes for a test: etcd, engines, routers, on free loopback ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import httpx
+import psutil
+
+from tests.support.etcd_server import EtcdServer
+from tests.support.eventually import eventually_now
+from tests.support.processes import ChildProcess, free_port
+
+ServedT = TypeVar("ServedT", bound="Served")
+START_S: Final = 60.0
+_SAMPLE: Final = re.compile(
+    r"^(?P<name>[a-z_]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>[0-9.e+-]+)$", re.MULTILINE
+)
+
+
+class Served(ChildProcess):
+    """A process with an HTTP address."""
+
+    def __init__(self, arguments: list[str], log: Path, port: int) -> None:
+        super().__init__(arguments, log, environ={"PDCORE_TORCH_THREADS": "1"})
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+
+    def get(self, path: str) -> httpx.Response | None:
+        """The answer, or None while nobody listens."""
+        try:
+            return httpx.get(self.url + path, timeout=5, trust_env=False)
+        except httpx.TransportError:
+            return None
+
+    def is_ready(self) -> bool:
+        answer = self.get("/ready")
+        return answer is not None and answer.status_code == 200
+
+    def wait_ready(self, within_s: float = START_S) -> Self:
+        """Return once ``/ready`` says 200; the process's log is part of the failure."""
+        try:
+            eventually_now(lambda: self.is_ready() or not self.running, within_s, f"{self.url} ready")
+            assert self.running, f"exited with {self.returncode}"
+        except AssertionError as late:
+            raise AssertionError(f"{late}\n{self.output()[-4000:]}") from None
+        return self
+
+    def gauge(self, name: str, **labels: str) -> float:
+        """The sum of ``name``'s samples that carry ``labels`` in ``/metrics``; 0 when there is none."""
+        answer = self.get("/metrics")
+        assert answer is not None, f"{self.url} does not answer"
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        return sum(
+            float(sample["value"])
+            for sample in _SAMPLE.finditer(answer.text)
+            if sample["name"] == name and all(w in (sample["labels"] or "") for w in wanted)
+        )
+
+
+class Engine(Served):
+    """One instance."""
+
+    def __init__(self, arguments: list[str], log: Path, port: int, instance_id: str) -> None:
+        super().__init__(arguments, log, port)
+        self.instance_id = instance_id
+
+    @property
+    def incarnation(self) -> str:
+        """Of the start that answers now."""
+        answer = self.get("/health")
+        assert answer is not None, f"{self.url} does not answer"
+        return str(answer.json()["incarnation"])
+
+    def ranks(self) -> list[psutil.Process]:
+        """Its rank processes that live."""
+        try:
+            children = psutil.Process(self.pid).children()
+            return [child for child in children if "pdcore.engine.rank" in child.cmdline()]
+        except psutil.NoSuchProcess:
+            return []
+
+    def leftovers(self) -> dict[str, float]:
+        """Every gauge that must be zero when nothing runs, and is not."""
+        names = (
+            "pdcore_engine_kv_blocks_used",
+            "pdcore_engine_kv_blocks_quarantined",
+            "pdcore_engine_slots_used",
+            "pdcore_engine_rooms",
+            "pdcore_engine_running",
+            "pdcore_engine_queued",
+            "pdcore_engine_transferring",
+            "pdcore_engine_http_in_flight",
+        )
+        values = {name: self.gauge(name) for name in names}
+        return {name: value for name, value in values.items() if value}
+
+
+class Router(Served):
+    """One router."""
+
+    def post(self, path: str, body: Mapping[str, object], timeout_s: float = 60) -> httpx.Response:
+        return httpx.post(self.url + path, json=dict(body), timeout=timeout_s, trust_env=False)
+
+    def leftovers(self) -> dict[str, float]:
+        """Every gauge that must be zero when nothing runs, and is not."""
+        value = self.gauge("pdcore_router_in_flight")
+        return {"pdcore_router_in_flight": value} if value else {}
+
+
+def _decoded(value: str) -> dict[str, Any]:
+    try:
+        document = json.loads(value)
+    except ValueError:
+        return {"text": value}
+    return document if isinstance(document, dict) else {"value": document}
+
+
+class Cluster:
+    """Starts processes by role; leaving ends all of them, the newest first, and etcd last.
+
+    etcd has its address from the beginning but is started by the test.
+    """
+
+    def __init__(
+        self, directory: Path, model: Path, *, store: str | None = None, cluster: str = "test"
+    ) -> None:
+        self.directory = directory
+        self.model = model
+        self.cluster = cluster
+        self._given_store = store
+        self._stack = ExitStack()
+        self._count = 0
+        self._routers: list[Router] = []
+        self.etcd = EtcdServer(directory)
+
+    def __enter__(self) -> Self:
+        if self._given_store is None:
+            self.etcd.reserve()
+            self._stack.callback(self.etcd.stop)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def store(self) -> str:
+        return self._given_store or self.etcd.url
+
+    def engine(self, role: str, *flags: str, model: Path | None = None, port: int | None = None) -> Engine:
+        """Start an instance; it may not be ready yet."""
+        port = port or free_port()
+        instance_id = f"{role}-{port}"
+        arguments = [
+            *(sys.executable, "-m", "pdcore.engine", "--role", role),
+            *("--store", self.store, "--cluster", self.cluster),
+            *("--model", str(model or self.model), "--model-name", "tiny"),
+            *("--port", str(port), "--bootstrap-port", "0", "--instance-id", instance_id),
+            *("--kv-tokens", "16384", "--lease-ttl-s", "5", *flags),
+        ]
+        return self._start(Engine(arguments, self._log(instance_id), port, instance_id))
+
+    def router(self, *flags: str, port: int | None = None) -> Router:
+        """Start a router; it may not be ready yet."""
+        port = port or free_port()
+        arguments = [
+            *(sys.executable, "-m", "pdcore.router", "--store", self.store, "--cluster", self.cluster),
+            *("--port", str(port), *flags),
+        ]
+        router = self._start(Router(arguments, self._log(f"router-{port}"), port))
+        self._routers.append(router)
+        return router
+
+    def keyspace(self) -> dict[str, dict[str, Any]]:
+        """The view as an operator reads it with ``etcdctl get --prefix``: key below ``view/`` to decoded value."""
+        prefix = f"/pdcore/{self.cluster}/view/"
+        lines = subprocess.run(
+            ["etcdctl", f"--endpoints={self.etcd.endpoint}", "get", "--prefix", prefix],
+            env={**os.environ, "ETCDCTL_API": "3"},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=10,
+        ).stdout.splitlines()
+        pairs = zip(lines[::2], lines[1::2], strict=True)
+        return {key.removeprefix(prefix): _decoded(value) for key, value in pairs}
+
+    def instance_keys(self, instance_id: str) -> list[str]:
+        """The instance's own keys that exist, its departure not counted."""
+        mine = (f"instances/{instance_id}", f"ranks/{instance_id}/")
+        return [key for key in self.keyspace() if key.startswith(mine)]
+
+    def bootstrap(self, prefill: Engine) -> dict[str, object]:
+        """The request fields that pin a request to ``prefill``."""
+        record = self.keyspace()[f"instances/{prefill.instance_id}"]
+        return {key: record[key] for key in ("bootstrap_host", "bootstrap_port")}
+
+    def only_router(self) -> Router:
+        """The one router started so far."""
+        (router,) = self._routers
+        return router
+
+    def pair(self, *flags: str) -> tuple[Engine, Engine, Router]:
+        """One prefill, one decode and one router, all ready."""
+        prefill, decode, router = self.engine("prefill", *flags), self.engine("decode", *flags), self.router()
+        return prefill.wait_ready(), decode.wait_ready(), router.wait_ready()
+
+    def _start(self, process: ServedT) -> ServedT:
+        self._stack.enter_context(process)
+        return process
+
+    def _log(self, name: str) -> Path:
+        self._count += 1
+        return self.directory / f"{self._count:02}-{name}.log"
