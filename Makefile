@@ -1,0 +1,45 @@
+# Every command sets itself up: a virtual environment with pinned packages, and etcd and Redis where apt may install them.
+SHELL := bash
+export PDCORE_VENV ?= .venv
+BIN := $(PDCORE_VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+ROUNDS ?= 10
+
+.DEFAULT_GOAL := help
+.PHONY: help setup system demo up test check shape test-cluster soak bench
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+setup: ## the virtual environment
+	@scripts/setup.sh
+
+system: # the servers that the demo and the tests run
+	@scripts/install_system.sh
+
+demo: setup system ## a real model answers through prefill and decode; ends by itself
+	@$(BIN)/pdcore demo
+
+up: setup system ## the same, kept running until Ctrl-C
+	@$(BIN)/pdcore up
+
+check: setup shape ## format, lint, types, sizes
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+shape: setup
+	@$(BIN)/python scripts/shape.py
+
+test: setup system ## everything that needs no accelerator and no hours (ARGS=... for pytest)
+	@$(BIN)/pdcore demo-model
+	@$(PYTEST) -m "not cluster and not device" $(ARGS)
+
+test-cluster: setup system ## long fault runs
+	@$(PYTEST) -m cluster $(ARGS)
+
+soak: setup system ## the fault runs again and again (ROUNDS=10)
+	@for round in $$(seq $(ROUNDS)); do echo "round $$round of $(ROUNDS)"; $(PYTEST) -m cluster -x $(ARGS) || exit 1; done
+
+bench: setup system ## figures of this machine
+	@$(BIN)/python -m bench $(ARGS)

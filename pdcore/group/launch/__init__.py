@@ -1,0 +1,1 @@
+"""Starting members and keeping them running: on one machine here."""

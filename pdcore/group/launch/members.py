@@ -1,0 +1,87 @@
+"""Which processes make a cluster on one machine, and the command line of each. Pure.
+
+Instances get stable names (``prefill-1``) and free ports: whoever needs an address reads it in the keyspace. Settings
+that are not named here reach the members as everywhere else, through ``PDCORE_…`` and ``pdcore.toml``.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from pdcore.topology.records import Role
+
+ROUTER_NAME: Final = "router-1"
+HOST: Final = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One supervised process. ``name`` is its prefix in the log."""
+
+    name: str
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """What `pdcore up` was asked for. ``port`` is the router's; 0 lets it pick."""
+
+    cluster: str
+    model: Path
+    model_name: str | None
+    replicas: tuple[tuple[Role, int], ...]
+    port: int
+    drain_timeout_s: float
+    log_format: str
+    log_level: str
+
+    @property
+    def instance_ids(self) -> tuple[str, ...]:
+        return tuple(f"{role}-{number + 1}" for role, count in self.replicas for number in range(count))
+
+
+def engines(plan: ClusterPlan, store: str) -> tuple[Member, ...]:
+    """Every engine instance of ``plan``."""
+    return tuple(
+        _engine(plan, store, role, f"{role}-{number + 1}")
+        for role, count in plan.replicas
+        for number in range(count)
+    )
+
+
+def router(plan: ClusterPlan, store: str) -> Member:
+    """The one router of ``plan``."""
+    flags = {"port": str(plan.port), "router-id": ROUTER_NAME}
+    return Member(name=ROUTER_NAME, argv=_python("router", {**_shared(plan, store), **flags}))
+
+
+def _engine(plan: ClusterPlan, store: str, role: Role, instance_id: str) -> Member:
+    flags = {
+        "role": role,
+        "instance-id": instance_id,
+        "model": str(plan.model),
+        "port": "0",
+        "bootstrap-port": "0",
+    }
+    if plan.model_name is not None:
+        flags["model-name"] = plan.model_name
+    return Member(name=instance_id, argv=_python("engine", {**_shared(plan, store), **flags}))
+
+
+def _shared(plan: ClusterPlan, store: str) -> dict[str, str]:
+    return {
+        "store": store,
+        "cluster": plan.cluster,
+        "host": HOST,
+        "drain-timeout-s": f"{plan.drain_timeout_s:g}",
+        "log-format": plan.log_format,
+        "log-level": plan.log_level,
+    }
+
+
+def _python(package: Literal["engine", "router"], flags: dict[str, str]) -> tuple[str, ...]:
+    named = (part for flag, value in flags.items() for part in (f"--{flag}", value))
+    return (sys.executable, "-m", f"pdcore.{package}", *named)
