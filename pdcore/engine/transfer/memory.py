@@ -1,0 +1,85 @@
+"""Anonymous memory that another process may map: sealed against resizing, unmapped when we say so.
+
+The owner uses ``mmap``. A peer's memory is mapped through libc, because unmapping must happen at a known instant
+(before the link closes) and must not wait for a Python buffer to be collected.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+from typing import Final
+
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_MADV_DONTFORK: Final = 10
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int64,
+)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def create(nbytes: int) -> int:
+    """A file descriptor of ``nbytes`` of zeroed memory whose size nobody can change."""
+    fd = os.memfd_create("pdcore-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def check(fd: int, nbytes: int) -> None:
+    """``ValueError`` unless ``fd`` is sealed memory of exactly ``nbytes``: a shrinking file would kill its writers."""
+    size = os.fstat(fd).st_size
+    if size != nbytes:
+        raise ValueError(f"the offered memory has {size} bytes, not {nbytes}")
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise ValueError("the offered file is no sealed memory") from error
+    if seals & _SEALS != _SEALS:
+        raise ValueError("the offered memory can still be resized")
+
+
+class Mapping:
+    """A peer's memory in our address space, from construction to ``unmap``. Not inherited by forked children."""
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        flags = mmap.PROT_READ | mmap.PROT_WRITE
+        address = _libc.mmap(None, nbytes, flags, mmap.MAP_SHARED, fd, 0)
+        if address is None or address == _MAP_FAILED:
+            raise OSError(ctypes.get_errno(), f"mmap of {nbytes} bytes failed")
+        self.address: int = address
+        self.nbytes = nbytes
+        self._mapped = True
+        _call(_libc.madvise(address, nbytes, _MADV_DONTFORK), "madvise")
+
+    def unmap(self) -> None:
+        """Give the addresses back; a second call does nothing. Nobody may be writing."""
+        if self._mapped:
+            self._mapped = False
+            _call(_libc.munmap(self.address, self.nbytes), "munmap")
+
+
+def address_of(buffer: memoryview) -> int:
+    """Where a buffer's bytes lie, as long as the caller keeps the buffer."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+def _call(status: int, what: str) -> None:
+    if status:
+        raise OSError(ctypes.get_errno(), f"{what} failed")

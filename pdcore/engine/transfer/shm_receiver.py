@@ -1,0 +1,128 @@
+"""Decode's end of ``shm``: owns the memory, offers it, hears bells, sees the fence."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import socket
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Final, Self
+
+from pdcore.engine.transfer import memory
+from pdcore.engine.transfer.engine import Lost, Rung
+from pdcore.engine.transfer.shm_link import (
+    BELL,
+    LINK_VERSION,
+    NAME,
+    Offer,
+    boot_id,
+    encode_offer,
+    open_socket,
+    same_user,
+)
+from pdcore.errors import PeerGone, TransferTimeout
+
+_RECORDS_PER_DRAIN: Final = 1024
+
+
+class ShmReceiver:
+    """See :class:`pdcore.engine.transfer.engine.Receiver`."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._nbytes = nbytes
+        self._fd = -1
+        self._links: dict[bytes, socket.socket] = {}
+        self._tokens: dict[int, bytes] = {}
+        self.malformed = 0
+
+    def __enter__(self) -> Self:
+        self._fd = memory.create(self._nbytes)
+        self._map = mmap.mmap(self._fd, self._nbytes)
+        self._view = memoryview(self._map)
+        self._epoll = select.epoll()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for token in list(self._links):
+            self.disconnect(token)
+        self._epoll.close()
+        os.close(self._fd)
+        self._fd = -1
+        # The mapping itself stays for as long as a tensor or a view over it does: the last one unmaps it.
+
+    @property
+    def memory(self) -> memoryview:
+        """The whole region."""
+        return self._view
+
+    def connect(self, endpoint: Mapping[str, object], token: bytes) -> None:
+        """Connect and offer in one go; nothing is kept when it fails."""
+        path = _socket_path(endpoint)
+        link = open_socket()
+        try:
+            link.connect(path)
+            if not same_user(link):
+                raise PeerGone(f"{path} belongs to another user", in_doubt=False)
+            offer = Offer(version=LINK_VERSION, token=token, nbytes=self._nbytes)
+            socket.send_fds(link, [encode_offer(offer)], [self._fd])
+        except BlockingIOError as error:
+            link.close()
+            raise TransferTimeout(f"{path} takes no connection now", in_doubt=False) from error
+        except OSError as error:
+            link.close()
+            raise PeerGone(f"cannot connect to {path}: {error.strerror or error}", in_doubt=False) from error
+        except BaseException:
+            link.close()
+            raise
+        self._links[token] = link
+        self._tokens[link.fileno()] = token
+        self._epoll.register(link.fileno(), select.EPOLLIN)
+
+    def disconnect(self, token: bytes) -> None:
+        """Close our end; the peer then unmaps."""
+        link = self._links.pop(token, None)
+        if link is not None:
+            self._epoll.unregister(link.fileno())
+            del self._tokens[link.fileno()]
+            link.close()
+
+    def drain(self) -> list[Rung | Lost]:
+        """Bells and fences of all links; a lost link is closed here."""
+        return [news for fd, _mask in self._epoll.poll(0) for news in self._read(self._tokens[fd])]
+
+    def pollables(self) -> list[int]:
+        """One epoll descriptor for all links."""
+        return [self._epoll.fileno()]
+
+    def _read(self, token: bytes) -> list[Rung | Lost]:
+        news: list[Rung | Lost] = []
+        for _ in range(_RECORDS_PER_DRAIN):
+            try:
+                record = self._links[token].recv(BELL.size + 1)
+            except BlockingIOError:
+                return news
+            except ConnectionError:
+                record = b""
+            if not record:
+                self.disconnect(token)
+                return [*news, Lost(token)]
+            if len(record) == BELL.size:
+                news.append(Rung(token, BELL.unpack(record)[0]))
+            else:
+                self.malformed += 1
+        return news
+
+
+def _socket_path(endpoint: Mapping[str, object]) -> str:
+    path = endpoint.get("socket")
+    if endpoint.get("engine") != NAME or not isinstance(path, str) or not path.startswith("/"):
+        raise PeerGone(f"its transfer endpoint {dict(endpoint)!r} is not one of {NAME}", in_doubt=False)
+    if endpoint.get("boot_id") != boot_id():
+        raise PeerGone("it runs on another machine, which shm cannot reach", in_doubt=False)
+    if "\0" in path or len(path.encode()) > 107:
+        raise PeerGone(f"its socket path {path!r} is not usable", in_doubt=False)
+    return path
