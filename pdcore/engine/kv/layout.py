@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import astuple, dataclass, fields
+from typing import Final
+
+LAYOUT_VERSION: Final = 1
+"""Changes only when the bytes of a block do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,5 +48,5 @@ class KvLayout:
 
     def fingerprint(self) -> str:
         """A short hash of every field and of the order of dimensions above."""
-        text = "block-major/1:" + ",".join(str(value) for value in astuple(self))
+        text = f"block-major/{LAYOUT_VERSION}:" + ",".join(str(value) for value in astuple(self))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
