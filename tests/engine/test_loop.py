@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import pytest
+import zmq
+
+from pdcore.clock import SystemClock
+from pdcore.engine.handoffs import NoHandoffs
+from pdcore.engine.kv.blocks import BlockPool
+from pdcore.engine.leader_link import LeaderLink
+from pdcore.engine.loop import RankLoop
+from pdcore.engine.messages import Abort, Failed, Start, Stats, Step, Stop, ToLeader, ToRank
+from pdcore.engine.scheduler.plan import Compute
+from pdcore.engine.scheduler.unified import UnifiedScheduler
+from tests.engine.scheduler.simulation import limits, next_token, start
+
+pytestmark = pytest.mark.unit
+
+
+class Arithmetic:
+    """A model whose answers depend on the position alone."""
+
+    def run(self, batch: Sequence[Compute], starts: Sequence[Start]) -> dict[str, int]:
+        assert [s.request_id for s in starts] == [item.request_id for item in batch]
+        return {item.request_id: next_token(item) for item in batch if item.samples}
+
+
+class Leader:
+    """The other end of the dispatch socket, in the same process."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.socket = context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self.socket.bind("inproc://dispatch")
+
+    def send(self, message: ToRank) -> None:
+        self.socket.send_multipart([b"0.0.0", msgspec.msgpack.encode(message)])
+
+    def received(self) -> list[ToLeader]:
+        messages = []
+        while self.socket.poll(20):
+            messages.append(msgspec.msgpack.decode(self.socket.recv_multipart()[1], type=ToLeader))
+        return messages
+
+
+class Bench:
+    """A loop with a cheap model, and its leader."""
+
+    def __init__(self, leader: Leader, loop: RankLoop, pool: BlockPool, beats: int) -> None:
+        self.leader = leader
+        self.loop = loop
+        self.pool = pool
+        self.beats = beats
+
+    def turn_until_idle(self) -> None:
+        self.loop.turn()
+        while self.loop.turn():
+            pass
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    leader = Leader(context)
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    pool = BlockPool(64)
+    scheduler = UnifiedScheduler(limits(), pool)
+    with LeaderLink(context, "inproc://dispatch", b"0.0.0") as link:
+        loop = RankLoop(
+            scheduler=scheduler,
+            pool=pool,
+            handoffs=NoHandoffs(scheduler),
+            model=Arithmetic(),
+            leader=link,
+            beat_fd=writer,
+            clock=SystemClock(),
+        )
+        yield Bench(leader, loop, pool, reader)
+    leader.socket.close()
+    context.term()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_request_comes_back_token_by_token(bench: Bench) -> None:
+    bench.loop.turn()
+    bench.leader.send(start("a", 5, max_tokens=3))
+    bench.turn_until_idle()
+    outputs = [o for m in bench.leader.received() if isinstance(m, Step) for o in m.outputs]
+    assert [o.token_ids for o in outputs] == [(1005,), (1006,), (1007,)]
+    assert [o.finish_reason for o in outputs] == [None, None, "length"]
+
+
+def test_what_cannot_run_is_answered_with_the_reason(bench: Bench) -> None:
+    bench.leader.send(start("a", 300))
+    bench.turn_until_idle()
+    (failed,) = [m for m in bench.leader.received() if isinstance(m, Failed)]
+    assert (failed.request_id, failed.code) == ("a", "context_length_exceeded")
+
+
+def test_the_last_gauges_of_a_busy_time_say_that_nothing_is_held(bench: Bench) -> None:
+    for name in "abc":
+        bench.leader.send(start(name, 9, max_tokens=5))
+    bench.turn_until_idle()
+    bench.loop.turn()
+    stats = [m for m in bench.leader.received() if isinstance(m, Stats)][-1]
+    assert (stats.kv_blocks_used, stats.running, stats.queued) == (0, 0, 0)
+    assert (stats.output_tokens, stats.prefill_tokens) == (15, 27)
+    assert bench.pool.free_blocks == bench.pool.total
+
+
+def test_an_abort_ends_a_request_silently(bench: Bench) -> None:
+    bench.leader.send(start("a", 5, max_tokens=1000))
+    bench.loop.turn()
+    bench.leader.send(Abort(request_id="a"))
+    bench.leader.send(Abort(request_id="never heard of"))
+    bench.turn_until_idle()
+    assert not [m for m in bench.leader.received() if isinstance(m, Failed)]
+    assert bench.pool.free_blocks == bench.pool.total
+
+
+def test_garbage_from_the_leader_is_skipped(bench: Bench) -> None:
+    bench.leader.socket.send_multipart([b"0.0.0", b"\xc1garbage"])
+    bench.leader.send(start("a", 5, max_tokens=1))
+    bench.turn_until_idle()
+    assert [m for m in bench.leader.received() if isinstance(m, Step)]
+
+
+def test_every_turn_beats_but_not_more_often_than_needed(bench: Bench) -> None:
+    for _ in range(5):
+        bench.loop.turn()
+    assert os.read(bench.beats, 100) == b"\0"
+
+
+def test_stop_ends_the_loop(bench: Bench) -> None:
+    bench.leader.send(Stop())
+    bench.loop.run()
