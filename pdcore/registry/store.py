@@ -57,7 +57,8 @@ class Revision:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The watch is connected and has delivered everything up to now. Sent at creation and as proof of life.
+    """Proof of life. A watch's first message (connected; what was missed follows), and again after a silence, when it
+    has delivered everything up to now.
 
     ``revision`` is the store's position as far as the server told; only a floor for detecting a step back.
     """
