@@ -17,6 +17,7 @@ from typing import Any, Final
 from pdcore.topology import fields, keys
 from pdcore.topology.fields import Check, Wrong, shown
 from pdcore.topology.records import (
+    NOTHING,
     VERSION,
     Compat,
     DepartureRecord,
@@ -168,7 +169,11 @@ def compat_from(value: Mapping[str, object]) -> Compat:
 
 def decode(key: str, value: bytes) -> Record | Rejected:
     """The record stored under ``key`` (relative to the view), or why it is none. Never raises."""
-    name = keys.parse(key)
+    return decode_named(key, keys.parse(key), value)
+
+
+def decode_named(key: str, name: keys.Name | None, value: bytes) -> Record | Rejected:
+    """:func:`decode` for a key that has been taken apart already."""
     if name is None:
         return Rejected(key=key, reason="is no key of this keyspace")
     try:
@@ -230,7 +235,7 @@ def _read(found: Mapping[str, object], schema: Mapping[str, Check]) -> tuple[dic
         except Wrong as wrong:
             raise Wrong(f"{name}: {wrong}") from None
     extra = {name: value for name, value in found.items() if name not in schema}
-    return known, MappingProxyType(extra)
+    return known, MappingProxyType(extra) if extra else NOTHING
 
 
 def _plain(value: object) -> Any:

@@ -276,7 +276,9 @@ def _said(was: Instance | None, now: Instance, about: _About) -> Iterator[Event]
     if was is None:
         yield InstanceJoined(**about, record=now.record)
         return
-    changed = [name for name in _RECORD_FIELDS if getattr(was.record, name) != getattr(now.record, name)]
+    changed: list[str] = []
+    if was.record != now.record:
+        changed += (name for name in _RECORD_FIELDS if getattr(was.record, name) != getattr(now.record, name))
     if was.draining and not now.draining:
         changed.append("draining")
     if changed:
@@ -289,7 +291,8 @@ def _ranks(was: Instance | None, now: Instance, about: _About, reason: LossReaso
         if position not in now.ranks:
             yield RankLost(**about, position=position, record=record, reason=reason)
     for position, record in now.ranks.items():
-        if before.get(position) != record:
+        held = before.get(position)
+        if held is not record and held != record:
             yield RankJoined(**about, position=position, record=record)
 
 

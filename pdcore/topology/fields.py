@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 from urllib.parse import urlsplit
@@ -147,6 +148,7 @@ def host(value: object) -> str:
     return value
 
 
+@lru_cache(maxsize=4096)  # all ranks of a machine have one address, and every change of them is read again
 def _address(value: str) -> str:
     try:
         address = ipaddress.ip_address(value)
@@ -178,11 +180,7 @@ def url(value: object) -> str:
     return value
 
 
-def same_host(a: str, b: str) -> bool:
-    """True iff ``a`` and ``b`` spell one address or host name."""
-    return plain_host(a) == plain_host(b)
-
-
+@lru_cache(maxsize=4096)
 def plain_host(value: str) -> str:
     """One spelling per host: addresses in canonical form without brackets, names in lower case."""
     bare = value[1:-1] if value.startswith("[") and value.endswith("]") else value

@@ -69,15 +69,14 @@ class Instance:
         return (*state, *named, *((f"{more} more ranks are missing",) if more else ()))
 
     def _missing_ranks(self, limit: int) -> Iterator[str]:
-        for position in expected_positions(self.record):
+        for dp, cp, tp in expected_positions(self.record):
             if limit == 0:
                 return
-            if position not in self.ranks:
+            if (dp, cp, tp) not in self.ranks:
                 limit -= 1
+                position = RankPosition(dp, cp, tp)
                 why = self.uncounted.get(position)
-                yield (
-                    f"rank {position} is missing" if why is None else f"rank {position} does not count: {why}"
-                )
+                yield f"rank {position} " + ("is missing" if why is None else f"does not count: {why}")
 
     def _is_ordered_away(self) -> bool:
         order = self.order
@@ -86,10 +85,9 @@ class Instance:
         return order.sticky or order.incarnation == self.incarnation
 
 
-def expected_positions(record: InstanceRecord) -> Iterator[RankPosition]:
-    """Every rank a complete instance has, in order."""
-    layout = (range(record.dp_size), range(record.cp_size), range(record.tp_size))
-    return (RankPosition(dp, cp, tp) for dp, cp, tp in product(*layout))
+def expected_positions(record: InstanceRecord) -> Iterator[tuple[int, int, int]]:
+    """(dp, cp, tp) of every rank a complete instance has, in order."""
+    return product(range(record.dp_size), range(record.cp_size), range(record.tp_size))
 
 
 def assemble(instance_id: str, entries: Mapping[str, Entry]) -> Instance | None:
@@ -127,7 +125,7 @@ def _why_uncounted(instance: InstanceRecord, position: RankPosition, record: Rec
         return f"its value is refused: {record.reason}"
     if isinstance(record, RankRecord) and record.incarnation != instance.incarnation:
         return f"it is of incarnation {record.incarnation}, the instance is {instance.incarnation}"
-    sizes = (instance.dp_size, instance.cp_size, instance.tp_size)
-    if any(at >= size for at, size in zip(position, sizes, strict=True)):
-        return f"it lies outside the layout {'.'.join(map(str, sizes))} (dp.cp.tp)"
-    return None
+    dp, cp, tp = position
+    if dp < instance.dp_size and cp < instance.cp_size and tp < instance.tp_size:
+        return None
+    return f"it lies outside the layout {instance.dp_size}.{instance.cp_size}.{instance.tp_size} (dp.cp.tp)"

@@ -19,12 +19,12 @@ DepartureReason = Literal["left", "died", "silent", "drained", "ordered"]
 OrderKind = Literal["drain", "undrain", "end"]
 Json = str | int | float | bool | None | list["Json"] | dict[str, "Json"]
 
-_NOTHING: Final[Mapping[str, Json]] = MappingProxyType({})
+NOTHING: Final[Mapping[str, Json]] = MappingProxyType({})
 
 
 def _nothing() -> Mapping[str, Json]:
     """A field's default; a mapping proxy itself may not be one before Python 3.12."""
-    return _NOTHING
+    return NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

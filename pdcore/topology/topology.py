@@ -9,14 +9,14 @@ group anew and shares the rest (:mod:`pdcore.topology.shards`), so that its cost
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from pdcore.topology import keys
-from pdcore.topology.codec import MAX_VALUE_BYTES, Rejected, decode
+from pdcore.topology.codec import MAX_VALUE_BYTES, Rejected, decode_named
 from pdcore.topology.fields import plain_host
 from pdcore.topology.instance import Entry, Instance, assemble
 from pdcore.topology.records import (
@@ -215,7 +215,9 @@ def _newest(after: int, changes: Iterable[KeyChange]) -> Iterable[KeyChange]:
 
 
 def _entry(key: str, name: keys.Name | None, value: bytes, mod_revision: int) -> Entry:
-    return Entry(value=_kept(value), mod_revision=mod_revision, name=name, record=decode(key, value))
+    return Entry(
+        value=_kept(value), mod_revision=mod_revision, name=name, record=decode_named(key, name, value)
+    )
 
 
 def _kept(value: bytes) -> bytes:
@@ -248,11 +250,10 @@ class _Updates:
 def _with_parts(topology: Topology, revision: int, touched: Mapping[str, Part]) -> Topology:
     updates = _Updates(topology.store_id)
     for subject, part in touched.items():
-        for key in topology.parts.get(subject, _NO_KEYS).keys() | part.keys():
-            updates.rejected[key] = _record_of(part, key, Rejected)
+        updates.rejected.update((key, None) for key, _ in _refused(topology.parts.get(subject, _NO_KEYS)))
+        updates.rejected.update(_refused(part))
         _assemble_subject(topology, subject, part, updates)
-    return replace(
-        topology,
+    return Topology(
         revision=revision,
         store_id=updates.store_id,
         instances=topology.instances.updated(updates.instances),
@@ -263,6 +264,12 @@ def _with_parts(topology: Topology, revision: int, touched: Mapping[str, Part]) 
         rejected=topology.rejected.updated(updates.rejected),
         parts=topology.parts.updated({subject: part or None for subject, part in touched.items()}),
     )
+
+
+def _refused(part: Part) -> Iterator[tuple[str, Rejected]]:
+    for key, entry in part.items():
+        if isinstance(entry.record, Rejected):
+            yield key, entry.record
 
 
 def _assemble_subject(topology: Topology, subject: str, part: Part, updates: _Updates) -> None:
