@@ -1,0 +1,116 @@
+"""`pdcore up` without its command line: a cluster that lives while a body runs, ended in order by every way out."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Final, TextIO
+
+from pdcore.clock import SystemClock
+from pdcore.config import UpConfig
+from pdcore.errors import ConfigError
+from pdcore.group.launch import embedded_etcd
+from pdcore.group.launch.child import Grace
+from pdcore.group.launch.cluster import Launcher, LocalCluster
+from pdcore.group.launch.embedded_etcd import EmbeddedEtcd
+from pdcore.group.launch.local import MemberGaveUp, Supervisor
+from pdcore.group.launch.log import PrefixedLog
+from pdcore.group.launch.members import ROUTER_NAME, ClusterPlan
+
+Body = Callable[[LocalCluster, PrefixedLog], Awaitable[int]]
+"""What happens while the cluster runs; its result is the exit status."""
+
+BEYOND_DRAIN_S: Final = 5.0
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def supervise(config: UpConfig, out: TextIO, body: Body, *, on_signal: int = 0) -> int:
+    """Bring the cluster up, run ``body``, end everything. Returns the exit status: ``on_signal`` after a signal.
+
+    Raises :class:`ConfigError` for what cannot work, a member's own words included.
+    """
+    plan = plan_of(config)
+    log = PrefixedLog(out, (embedded_etcd.NAME, *plan.instance_ids, ROUTER_NAME))
+    if config.store is not None:
+        return asyncio.run(_until_ended(config, plan, None, config.store, log, body, on_signal))
+    with embedded_etcd.prepared(config.etcd_port, config.data_dir) as etcd:
+        return asyncio.run(_until_ended(config, plan, etcd, etcd.store, log, body, on_signal))
+
+
+def plan_of(config: UpConfig) -> ClusterPlan:
+    """The members that ``config`` asks for; ConfigError when no request could ever be served by them."""
+    if not (config.prefill and config.decode) and not config.unified:
+        raise ConfigError("--prefill and --decode must both be at least 1, or --unified must be")
+    return ClusterPlan(
+        cluster=config.cluster,
+        model=config.model,
+        model_name=config.model_name,
+        replicas=(("prefill", config.prefill), ("decode", config.decode), ("unified", config.unified)),
+        port=config.port,
+        drain_timeout_s=config.drain_timeout_s,
+        log_format=config.log_format,
+        log_level=config.log_level,
+    )
+
+
+async def _until_ended(
+    config: UpConfig,
+    plan: ClusterPlan,
+    etcd: EmbeddedEtcd | None,
+    store: str,
+    log: PrefixedLog,
+    body: Body,
+    on_signal: int,
+) -> int:
+    clock, hurry = SystemClock(), asyncio.Event()
+    supervisor = Supervisor(log, Grace(config.drain_timeout_s + BEYOND_DRAIN_S, hurry), clock)
+    launcher = Launcher(supervisor, log, clock, config.store_timeout_s)
+    signalled = False
+    try:
+        async with _signals_cancel(log, hurry) as received, launcher.running(plan, etcd, store) as cluster:
+            try:
+                return await body(cluster, log)
+            finally:
+                log.say("ending every member")
+    except asyncio.CancelledError:
+        signalled = bool(received)
+        if not signalled:
+            raise
+        return on_signal
+    except BaseExceptionGroup as group:
+        gave_up = _first_gave_up(group)
+        if gave_up is None:
+            raise
+        raise ConfigError(str(gave_up)) from group
+
+
+@asynccontextmanager
+async def _signals_cancel(log: PrefixedLog, hurry: asyncio.Event) -> AsyncIterator[list[signal.Signals]]:
+    """The first signal cancels this task, so that everything ends in order; another one ends all patience."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    received: list[signal.Signals] = []
+
+    def on_signal(number: signal.Signals) -> None:
+        received.append(number)
+        if len(received) > 1:
+            hurry.set()
+            return
+        log.say(f"{number.name}: ending (once more to end at once)")
+        task.cancel()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield received
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def _first_gave_up(error: BaseException) -> MemberGaveUp | None:
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for inner in error.exceptions if (found := _first_gave_up(inner))), None)
+    return error if isinstance(error, MemberGaveUp) else None
