@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Final, Self
 
 from pdcore.clock import Clock, SystemClock
@@ -204,7 +205,7 @@ class MemoryStore:
                 raise StoreUnavailable("the store was wiped under this watch")
             if position < self._compacted:
                 raise Compacted(self._compacted)
-            fresh = [revision for revision in self._history if revision.revision > position]
+            fresh = self._kept_after(position)
             for revision in fresh:
                 position = revision.revision
                 seen = tuple(change for change in revision.changes if change.key.startswith(prefix))
@@ -212,6 +213,10 @@ class MemoryStore:
                     yield Revision(position, seen)
             if not fresh and not await self._wait_changed():
                 yield Alive(self._revision)
+
+    def _kept_after(self, position: int) -> tuple[Revision, ...]:
+        newest_first = takewhile(lambda kept: kept.revision > position, reversed(self._history))
+        return tuple(newest_first)[::-1]
 
     async def _wait_changed(self) -> bool:
         """Wait until something may have changed; False when nothing did for ``alive_s``."""

@@ -40,7 +40,8 @@ NEVER: Final = -1  # no key was ever written at this revision
 
 class EtcdStore:
     """The keyspace on the etcd cluster at ``addresses`` (``host:port``). Every call ends within ``timeout_s``
-    per page or transaction; reads and lease calls are tried on a second member, transactions never."""
+    per page or transaction; reads and lease calls are tried on a second member, transactions never. ``first`` is the
+    index of the member to begin with, a random one unless given."""
 
     def __init__(
         self,
@@ -49,8 +50,9 @@ class EtcdStore:
         timeout_s: float,
         patience: Patience | None = None,
         page_keys: int = PAGE_KEYS,
+        first: int | None = None,
     ) -> None:
-        self._endpoints = Endpoints(addresses, timeout_s=timeout_s)
+        self._endpoints = Endpoints(addresses, timeout_s=timeout_s, first=first)
         self._patience = patience or Patience()
         self._page_keys = page_keys
 

@@ -77,10 +77,11 @@ WATCH: Final = Method[wire.WatchRequest, wire.WatchResponse](
 class Endpoints:
     """Connections to ``addresses`` (``host:port``), open inside ``async with``. Calls go to :attr:`current`."""
 
-    def __init__(self, addresses: tuple[str, ...], *, timeout_s: float) -> None:
+    def __init__(self, addresses: tuple[str, ...], *, timeout_s: float, first: int | None = None) -> None:
         self.addresses = addresses
         self.timeout_s = timeout_s
-        self._index = random.randrange(len(addresses))  # a fleet spreads over the members
+        # Nobody named: a fleet spreads over the members.
+        self._index = random.randrange(len(addresses)) if first is None else first
         self._channels: list[grpc.aio.Channel] = []
         self._open = AsyncExitStack()
 

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Protocol
 
 import grpc
 
@@ -41,7 +41,7 @@ async def watch_prefix(
     """See :meth:`pdcore.registry.store.Store.watch`. A watch that breaks leaves its member for the next one."""
     address = endpoints.current
     async with endpoints.dial() as channel:
-        stream = _Stream(open_stream(channel, WATCH), address)
+        stream = Stream(open_stream(channel, WATCH), address)
         messages = _messages(stream, prefix, after_revision, endpoints.timeout_s, patience)
         try:
             async with running_beside(stream.read()), aclosing(messages):
@@ -54,7 +54,7 @@ async def watch_prefix(
 
 
 async def _messages(
-    stream: _Stream, prefix: str, after_revision: int, timeout_s: float, patience: Patience
+    stream: Stream, prefix: str, after_revision: int, timeout_s: float, patience: Patience
 ) -> AsyncGenerator[WatchMessage, None]:
     await stream.send(_creation(prefix, after_revision), timeout_s)
     answer = await stream.answer(timeout_s)
@@ -89,13 +89,21 @@ def _check(answer: wire.WatchResponse, address: str) -> None:
         raise StoreUnavailable(f"etcd at {address} ended the watch: {answer.cancel_reason or 'no reason'}")
 
 
-class _Stream:
+class WatchCall(Protocol):
+    """What is used of gRPC's call object."""
+
+    async def read(self) -> Any: ...
+
+    async def write(self, request: wire.WatchRequest) -> None: ...
+
+    def cancel(self) -> object: ...
+
+
+class Stream:
     """The call and its unread answers. ``read`` runs beside the consumer and never raises for the store's faults:
     its last entry in the queue is the fault, in order behind everything that came before."""
 
-    def __init__(
-        self, call: grpc.aio.StreamStreamCall[wire.WatchRequest, wire.WatchResponse], address: str
-    ) -> None:
+    def __init__(self, call: WatchCall, address: str) -> None:
         self.address = address
         self._call = call
         self._answers: asyncio.Queue[wire.WatchResponse | StoreError] = asyncio.Queue(QUEUE_LIMIT)

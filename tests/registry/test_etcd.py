@@ -1,0 +1,223 @@
+"""The etcd driver keeps the store contract on a real server, and to its own promises when the server fails."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+import pytest
+
+from pdcore.errors import Compacted, LeaseGone, StoreError, StoreRefused, StoreUnavailable
+from pdcore.registry.etcd import wire_pb2 as wire
+from pdcore.registry.etcd.driver import EtcdStore
+from pdcore.registry.etcd.faults import PageTooLarge, translate
+from pdcore.registry.etcd.revisions import RevisionGrouper, key_range, key_text
+from pdcore.registry.etcd.watch import QUEUE_LIMIT, Patience, Stream
+from pdcore.registry.store import Put, Revision
+from tests.registry.store_contract import EtcdFactory, StoreContract, next_revision, put
+from tests.support.etcd_server import EtcdServer
+from tests.support.eventually import eventually
+from tests.support.network import Relay
+from tests.support.processes import free_port
+
+SHORT = Patience(ping_s=0.3, answer_s=0.3)
+Code = grpc.StatusCode
+
+
+@pytest.fixture
+def store_factory(etcd_endpoint: str) -> EtcdFactory:
+    return EtcdFactory(etcd_endpoint)
+
+
+@pytest.mark.contract
+@pytest.mark.integration
+class TestEtcdStore(StoreContract):
+    """The suite against a server."""
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("code", "details", "kind"),
+    [
+        (Code.UNAVAILABLE, "failed to connect", StoreUnavailable),
+        (Code.UNAVAILABLE, "etcdserver: no leader", StoreUnavailable),
+        (Code.DEADLINE_EXCEEDED, None, StoreUnavailable),
+        (Code.UNKNOWN, "context deadline exceeded", StoreUnavailable),
+        (Code.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", StoreRefused),
+        (Code.RESOURCE_EXHAUSTED, "etcdserver: too many requests", StoreUnavailable),
+        (Code.RESOURCE_EXHAUSTED, "CLIENT: Received message larger than max (5 vs. 4)", PageTooLarge),
+        (Code.NOT_FOUND, "etcdserver: requested lease not found", LeaseGone),
+        (Code.OUT_OF_RANGE, "etcdserver: mvcc: required revision has been compacted", Compacted),
+        (Code.PERMISSION_DENIED, "etcdserver: permission denied", StoreRefused),
+        (Code.INVALID_ARGUMENT, "etcdserver: duplicate key given in txn request", StoreRefused),
+    ],
+)
+def test_every_fault_has_a_class(code: grpc.StatusCode, details: str | None, kind: type[StoreError]) -> None:
+    assert type(translate(code, details, "a:1")) is kind
+
+
+@pytest.mark.unit
+def test_a_fault_names_the_member() -> None:
+    assert str(translate(Code.UNAVAILABLE, "refused", "a:1")) == "etcd at a:1: refused"
+    assert str(translate(Code.DEADLINE_EXCEEDED, "", "a:1")) == "etcd at a:1: deadline_exceeded"
+
+
+@pytest.mark.unit
+def test_a_range_covers_exactly_a_prefix() -> None:
+    assert key_range("/a/") == (b"/a/", b"/a0")
+    assert key_range("") == (b"\0", b"\0")
+    assert key_text(b"\xff") == "\\xff"
+
+
+def _events(*revisions: int) -> list[wire.Event]:
+    return [wire.Event(kv=wire.KeyValue(key=b"k", mod_revision=revision)) for revision in revisions]
+
+
+def _told(revisions: list[Revision]) -> list[tuple[int, int]]:
+    return [(revision.revision, len(revision.changes)) for revision in revisions]
+
+
+@pytest.mark.unit
+def test_a_revision_spread_over_fragments_comes_out_whole() -> None:
+    grouper = RevisionGrouper(4)
+    assert _told(grouper.add(_events(5, 6, 6), fragment=True)) == [(5, 1)]
+    assert _told(grouper.add(_events(6, 6), fragment=True)) == []
+    assert _told(grouper.add(_events(6, 7, 8, 8), fragment=False)) == [(6, 5), (7, 1), (8, 2)]
+    assert _told(grouper.add([], fragment=False)) == []
+
+
+@pytest.mark.unit
+def test_events_delivered_before_are_dropped() -> None:
+    grouper = RevisionGrouper(4)
+    assert _told(grouper.add(_events(3, 4, 5), fragment=False)) == [(5, 1)]
+    assert _told(grouper.add(_events(5, 4, 6, 5), fragment=False)) == [(6, 1)]
+
+
+class _EndlessCall:
+    """A watch call with always one more answer."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    async def read(self) -> wire.WatchResponse:
+        self.reads += 1
+        return wire.WatchResponse(header=wire.Header(revision=self.reads))
+
+    async def write(self, request: wire.WatchRequest) -> None:
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.unit
+async def test_a_consumer_that_does_not_read_bounds_what_is_read_for_it() -> None:
+    call = _EndlessCall()
+    stream = Stream(call, "a:1")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await stream.read()
+    assert call.reads == QUEUE_LIMIT + 1
+    first = await stream.answer(1)
+    assert first is not None
+    assert first.header.revision == 1
+
+
+@pytest.mark.integration
+async def test_without_a_server_every_call_says_so_in_time() -> None:
+    began = time.monotonic()
+    async with EtcdStore((f"127.0.0.1:{free_port()}",), timeout_s=1) as store:
+        with pytest.raises(StoreUnavailable):
+            await store.get("k")
+        with pytest.raises(StoreUnavailable):
+            await store.list("k")
+        with pytest.raises(StoreUnavailable):
+            await store.commit((), (Put("k", b"v"),))
+        with pytest.raises(StoreUnavailable):
+            await store.grant(5)
+        with pytest.raises(StoreUnavailable):
+            async with store.watch("k", 0) as messages:
+                await anext(messages)
+    assert time.monotonic() - began < 3
+
+
+@pytest.mark.integration
+async def test_a_stopped_server_is_noticed_by_deadlines_and_by_silence(own_etcd: EtcdServer) -> None:
+    async with EtcdStore((own_etcd.endpoint,), timeout_s=0.5, patience=SHORT) as store:
+        revision = await put(store, "k", b"1")
+        async with store.watch("k", revision) as messages:
+            await anext(messages)
+            own_etcd.pause()
+            began = time.monotonic()
+            with pytest.raises(StoreUnavailable, match="silent"):
+                await next_revision(messages)
+            assert time.monotonic() - began < 1.5
+        with pytest.raises(StoreUnavailable):
+            await store.commit((), (Put("k", b"2"),))
+        own_etcd.resume()
+        # The transaction that timed out may have happened.
+        await eventually(lambda: _holds(store, "k", (b"1", b"2")), 5, "the server answers again")
+
+
+async def _holds(store: EtcdStore, key: str, values: tuple[bytes, ...]) -> bool:
+    try:
+        held = await store.get(key)
+    except StoreUnavailable:
+        return False
+    return held is not None and held.value in values
+
+
+@pytest.mark.integration
+async def test_a_dead_member_is_left_for_the_next_one(etcd_endpoint: str) -> None:
+    key = EtcdFactory(etcd_endpoint).prefix
+    dead = f"127.0.0.1:{free_port()}"
+    async with EtcdStore((dead, etcd_endpoint), timeout_s=3, first=0) as store:
+        assert await store.get(key) is None
+        assert repr(store) == f"<EtcdStore {dead},{etcd_endpoint} now {etcd_endpoint}>"
+
+
+@pytest.mark.integration
+async def test_a_transaction_is_never_repeated_by_itself(etcd_endpoint: str) -> None:
+    key = EtcdFactory(etcd_endpoint).prefix
+    dead = f"127.0.0.1:{free_port()}"
+    async with EtcdStore((dead, etcd_endpoint), timeout_s=3, first=0) as store:
+        with pytest.raises(StoreUnavailable):
+            await store.commit((), (Put(key, b"1"),))
+        assert (await store.commit((), (Put(key, b"2"),))).succeeded
+
+
+@pytest.mark.integration
+async def test_a_catch_up_cut_in_the_middle_resumes_without_loss_or_copy(etcd_endpoint: str) -> None:
+    factory = EtcdFactory(etcd_endpoint)
+    async with Relay.to(etcd_endpoint) as relay, factory.open() as direct:
+        start = (await direct.list(factory.prefix)).revision
+        written = [await put(direct, f"{factory.prefix}{n}", bytes(300)) for n in range(2000)]
+        seen: list[int] = []
+        breaks = 0
+        async with EtcdStore((relay.endpoint,), timeout_s=3) as store:
+            relay.cut_after(200_000)
+            while len(seen) < len(written):
+                try:
+                    async with store.watch(factory.prefix, seen[-1] if seen else start) as messages:
+                        while len(seen) < len(written):
+                            seen.append((await next_revision(messages)).revision)
+                except StoreUnavailable:
+                    breaks += 1
+        assert breaks == 1
+        assert seen == written
+
+
+@pytest.mark.integration
+async def test_closing_the_store_with_a_silent_peer_does_not_hang(etcd_endpoint: str) -> None:
+    async with Relay.to(etcd_endpoint) as relay:
+        async with EtcdStore((relay.endpoint,), timeout_s=0.3, patience=SHORT) as store:
+            await store.get("k")
+            relay.pause()
+            with pytest.raises(StoreUnavailable):
+                await store.get("k")
+            with pytest.raises(StoreUnavailable):
+                async with store.watch("k", 0) as messages:
+                    await anext(messages)
+            began = time.monotonic()
+        assert time.monotonic() - began < 1
