@@ -1,0 +1,82 @@
+"""Our side of the answer: what has been sent to the client, and sending more of it exactly once.
+
+Knows nothing of legs. Every send has a deadline, so that a client that stops reading ends its own stream only; the
+server's own write buffer (64 KiB) and one event are all that waits for a slow reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+from starlette.types import Send
+
+from pdcore.errors import ApiError, PdcoreError
+from pdcore.router.exchange import RawAnswer
+from pdcore.router.headers import as_raw
+from pdcore.router.relay import error_event
+
+
+class ClientStalled(PdcoreError):
+    """The client took nothing for the whole write budget."""
+
+
+class ClientAnswer:
+    """One response. ``started``: the head is sent; ``ended``: nothing more may follow. ``status`` once started."""
+
+    def __init__(self, send: Send, request_id: str, *, write_timeout_s: float) -> None:
+        self._send = send
+        self._write_timeout_s = write_timeout_s
+        self.request_id = request_id
+        self.status: int | None = None
+        self.ended = False
+
+    @property
+    def started(self) -> bool:
+        return self.status is not None
+
+    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+        """Send the head."""
+        self.status = status
+        named = {"x-request-id": self.request_id, **headers}
+        await self._put({"type": "http.response.start", "status": status, "headers": as_raw(named)})
+
+    async def push(self, part: bytes) -> None:
+        """Send a part of the body; more follows."""
+        await self._put({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def finish(self, part: bytes = b"") -> None:
+        """Send the last part."""
+        self.ended = True
+        await self._put({"type": "http.response.body", "body": part, "more_body": False})
+
+    async def whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        """A complete response in one go."""
+        await self.start(status, {**headers, "content-length": str(len(body))})
+        await self.finish(body)
+
+    async def json(
+        self, document: object, *, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """A complete JSON response."""
+        named = {"content-type": "application/json", **(headers or {})}
+        await self.whole(status, msgspec.json.encode(document), named)
+
+    async def fail(self, error: ApiError, raw: RawAnswer | None = None) -> None:
+        """End with ``error``: its status while the head is unsent (or the engine's own answer), one event after."""
+        if self.ended:
+            return
+        if self.started:
+            await self.finish(error_event(error, self.request_id))
+        elif raw is not None:
+            await self.whole(raw.status, raw.body, {"content-type": raw.content_type, **error.headers()})
+        else:
+            await self.json(error.body(self.request_id), status=error.status, headers=error.headers())
+
+    async def _put(self, message: dict[str, object]) -> None:
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await self._send(message)
+        except TimeoutError as wrong:
+            raise ClientStalled(f"the client read nothing for {self._write_timeout_s:g} s") from wrong

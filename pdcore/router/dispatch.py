@@ -1,0 +1,170 @@
+"""One attempt: every leg in one task group, and the answering leg relayed to the client.
+
+Each leg turns what its engine does into events of :mod:`pdcore.router.exchange` and decides nothing by itself. The
+first event whose effect is more than waiting settles the attempt; then every other leg is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pdcore.clock import Clock
+from pdcore.router.answer import ClientAnswer
+from pdcore.router.budget import Budget
+from pdcore.router.exchange import Effect, Leg, LegEvent, LegFailure, Phase, decide, failure_in_body
+from pdcore.router.headers import returned
+from pdcore.router.leg import LegCall
+from pdcore.router.load import Hold
+from pdcore.router.metrics import RouterMetrics
+from pdcore.router.protocols.base import KV_MARK, KV_RECEIVED, LegPlan, Plan
+from pdcore.router.relay import DONE, EventCutter, EventTooLarge, StreamReader, error_object, event_data
+from pdcore.router.upstream import Answer, Upstream
+
+LINGER_S: Final = 0.5  # how long a prefill answer may trail behind a finished request
+
+Rename = Callable[[bytes], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How an attempt was settled; ``failure`` unless it finished."""
+
+    effect: Effect
+    failure: LegFailure | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presentation:
+    """How decode's answer is shown: our headers, and the client's own name for its room where it appears."""
+
+    headers: Mapping[str, str]
+    body: Rename | None = None
+    event: Rename | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What every attempt of this router stands on."""
+
+    upstream: Upstream
+    clock: Clock
+    metrics: RouterMetrics
+
+
+class AttemptRun:
+    """Runs one plan once. Mutable state: ``_phase`` and ``_verdict``, both changed by :meth:`_happened` only."""
+
+    def __init__(
+        self, plan: Plan, ground: Ground, budget: Budget, client: ClientAnswer, shown: Presentation
+    ) -> None:
+        self._plan = plan
+        self._ground = ground
+        self._budget = budget
+        self._client = client
+        self._shown = shown
+        self._phase = Phase()
+        self._verdict: Verdict | None = None
+        self._settled = asyncio.Event()
+
+    async def run(self, holds: Mapping[str, Hold]) -> Verdict:
+        """Send every leg and wait until the attempt is settled; when this returns, no leg is open.
+
+        ``holds`` counts the legs by instance id; each is released when its leg has ended.
+        """
+        async with asyncio.TaskGroup() as group:
+            legs = {
+                leg.leg: group.create_task(self._run_leg(leg, holds[leg.instance.instance_id]))
+                for leg in self._plan.legs
+            }
+            await self._settled.wait()
+            if self._client.ended and "prefill" in legs:
+                await asyncio.wait((legs["prefill"],), timeout=LINGER_S)
+            for task in legs.values():
+                task.cancel()
+        assert self._verdict is not None
+        return self._verdict
+
+    async def _run_leg(self, plan: LegPlan, hold: Hold) -> None:
+        ground = self._ground
+        with hold, ground.metrics.leg(plan.leg) as outcome:
+            try:
+                async with LegCall(plan, ground.upstream, self._budget, ground.clock) as call:
+                    answer = await call.open()
+                    await (self._prefill if plan.leg == "prefill" else self._decode)(call, answer)
+                outcome.set("ok")
+            except LegFailure as failure:
+                outcome.set(failure.event)
+                self._happened(plan.leg, failure.event, failure)
+
+    def _happened(self, leg: Leg, event: LegEvent, failure: LegFailure | None = None) -> None:
+        """Apply the table; the only place where phase and verdict change."""
+        effect = decide(self._phase, leg, event)
+        self._phase = self._phase.after(event)
+        if effect == "ignore":
+            self._ground.metrics.late_prefill_failures.inc()
+        elif effect != "wait" and self._verdict is None:
+            self._verdict = Verdict(effect, failure)
+            self._settled.set()
+
+    async def _prefill(self, call: LegCall, answer: Answer) -> None:
+        await call.document(answer)
+        self._happened("prefill", "accepted")
+
+    async def _decode(self, call: LegCall, answer: Answer) -> None:
+        marked = answer.headers.get(KV_MARK, "").strip().lower() == KV_RECEIVED
+        self._happened("decode", "kv_received" if marked else "head")
+        headers = {**returned(answer.headers), **self._shown.headers}
+        streamed = answer.headers.get("content-type", "").startswith("text/event-stream")
+        if streamed and self._budget.stream:
+            await self._relay(call, answer, headers)
+            return
+        body = await call.document(answer)
+        if self._budget.stream:
+            raise call.failure("garbage", "the answer is not a stream of events")
+        self._happened("decode", "first_byte")
+        await self._client.whole(answer.status, self._shown.body(body) if self._shown.body else body, headers)
+        self._happened("decode", "complete")
+
+    async def _relay(self, call: LegCall, answer: Answer, headers: Mapping[str, str]) -> None:
+        """Whole events as they come; our head goes out with the first one, one ``[DONE]`` ends them."""
+        cutter, reader = EventCutter(), StreamReader()
+        while chunk := await self._next_chunk(call, answer):
+            try:
+                for event in cutter.push(chunk):
+                    if await self._relay_event(event, reader, answer.status, headers):
+                        await call.drain(answer)
+                        return self._happened("decode", "complete")
+            except EventTooLarge as wrong:
+                raise call.failure("garbage", str(wrong)) from wrong
+        if not reader.finished or cutter.pending:
+            raise call.failure("broken", "the stream ended before the answer did")
+        await self._client.finish(DONE)
+        self._happened("decode", "complete")
+
+    async def _relay_event(
+        self, event: bytes, reader: StreamReader, status: int, headers: Mapping[str, str]
+    ) -> bool:
+        """Pass one event on; True if it was the last. Nothing the engine says after ``[DONE]`` is looked at."""
+        kind = reader.read(event)
+        if kind == "garbage":
+            raise LegFailure("decode", "garbage", "an event of the stream is not JSON")
+        if kind == "error":
+            raise failure_in_body("decode", error_object(event_data(event) or b"") or {})
+        if not self._phase.sending:
+            self._happened("decode", "first_byte")
+            self._ground.metrics.first_event(self._ground.clock.now() - self._budget.started)
+            await self._client.start(status, headers)
+        if kind == "done":
+            await self._client.finish(event)
+            return True
+        await self._client.push(self._shown.event(event) if self._shown.event else event)
+        return False
+
+    async def _next_chunk(self, call: LegCall, answer: Answer) -> bytes:
+        now = self._ground.clock.now()
+        return await call.chunk(
+            answer, self._budget.silence(now) if self._phase.sending else self._budget.whole()
+        )

@@ -1,0 +1,182 @@
+"""The generation endpoints as plain ASGI: read, parse, serve, and end exactly once whoever leaves first.
+
+While a request is served, three things can end it: its own answer, the client going away (watched all the time, also
+before the first byte), and the router stopping. All counters of a request are held by ``with`` blocks around that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Final, Literal
+
+from starlette.types import Receive, Scope, Send
+
+from pdcore.errors import ApiError
+from pdcore.router import headers
+from pdcore.router.answer import ClientAnswer, ClientStalled
+from pdcore.router.api import Endpoint, parse
+from pdcore.router.budget import Budget
+from pdcore.router.exchange import LegFailure, api_error
+from pdcore.router.lifecycle import Lifecycle
+from pdcore.router.serving import Incoming, Serving, Trace, serve
+from pdcore.telemetry import logger
+
+Ending = Literal["done", "gone", "stopping"]
+
+CLOSE: Final = {"connection": "close"}
+
+_log = logger(__name__)
+
+
+class _Gone(Exception):
+    """The client left while it was still sending."""
+
+
+class GenerationEndpoint:
+    """One of the three generation routes."""
+
+    def __init__(self, endpoint: Endpoint, serving: Serving, lifecycle: Lifecycle) -> None:
+        self._endpoint = endpoint
+        self._serving = serving
+        self._lifecycle = lifecycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        clock, metrics = self._serving.ground.clock, self._serving.ground.metrics
+        started, trace = clock.now(), Trace()
+        client = ClientAnswer(
+            send, headers.new_request_id(), write_timeout_s=self._serving.config.idle_timeout_s
+        )
+        outcome = "internal"
+        with metrics.in_flight.track_inprogress(), self._lifecycle.request():
+            try:
+                outcome = await self._handle(scope, receive, client, trace)
+            finally:
+                metrics.ended(self._endpoint, outcome, clock.now() - started)
+                _log.info(
+                    "request",
+                    endpoint=self._endpoint,
+                    outcome=outcome,
+                    status=client.status,
+                    request_id=client.request_id,
+                    room=trace.room,
+                    pair=trace.pair,
+                    revision=trace.revision,
+                    attempts=trace.attempts,
+                    seconds=round(clock.now() - started, 4),
+                )
+
+    async def _handle(self, scope: Scope, receive: Receive, client: ClientAnswer, trace: Trace) -> str:
+        """Serve it; the outcome as the metrics name it."""
+        try:
+            incoming = await self._read(scope, receive, client, trace)
+            ending = await self._until_ended(receive, client, self._serve(incoming, client))
+        except ApiError as error:
+            return await self._tell(client, error)
+        except LegFailure as failure:
+            return await self._tell(client, api_error(failure), failure)
+        except (_Gone, ClientStalled):
+            return "cancelled"
+        if ending == "gone":
+            return "cancelled"
+        if ending == "stopping":
+            return await self._tell(client, _stopping())
+        return "ok"
+
+    async def _tell(self, client: ClientAnswer, error: ApiError, failure: LegFailure | None = None) -> str:
+        raw = failure.raw if failure is not None else None
+        if client.started:
+            self._serving.ground.metrics.broken_streams.inc()
+        try:
+            await client.fail(error, raw)
+        except ClientStalled:
+            return "cancelled"
+        return "passed_through" if raw is not None else error.code
+
+    async def _read(self, scope: Scope, receive: Receive, client: ClientAnswer, trace: Trace) -> Incoming:
+        raw = scope["headers"]
+        client.request_id = headers.check(raw)
+        self._lifecycle.admit()
+        config = self._serving.config
+        now = self._serving.ground.clock.now()
+        try:
+            async with asyncio.timeout(config.idle_timeout_s):
+                body = await _body(receive, headers.content_length(raw), config.max_body_bytes)
+        except TimeoutError as wrong:
+            why = f"the request did not arrive within {config.idle_timeout_s:g} s"
+            raise ApiError("deadline_exceeded", why) from wrong
+        request = parse(self._endpoint, body)
+        return Incoming(
+            request=request,
+            request_id=client.request_id,
+            forwarded=headers.forwarded(raw),
+            budget=Budget.of(config, now=now, stream=request.stream),
+            trace=trace,
+        )
+
+    async def _serve(self, incoming: Incoming, client: ClientAnswer) -> None:
+        await serve(self._serving, incoming, client)
+
+    async def _until_ended(
+        self, receive: Receive, client: ClientAnswer, work: Coroutine[object, object, None]
+    ) -> Ending:
+        """Run ``work`` until it ends, the client is gone, or the router stops; raises what ``work`` raises.
+
+        A client that leaves after its answer is complete has left nothing behind: then ``work`` ends by itself.
+        """
+        failure: BaseException | None = None
+        async with asyncio.TaskGroup() as group:
+            working = group.create_task(_captured(work))
+            gone = group.create_task(_disconnected(receive))
+            stopping = group.create_task(self._lifecycle.stopping.wait())
+            await asyncio.wait((working, gone, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if client.ended and not working.done():
+                await asyncio.wait((working,))
+            ending: Ending = "done" if working.done() else "gone" if gone.done() else "stopping"
+            for task in (working, gone, stopping):
+                task.cancel()
+        if ending == "done":
+            failure = working.result()
+        if failure is not None:
+            raise failure
+        return ending
+
+
+async def _captured(work: Coroutine[object, object, None]) -> ApiError | LegFailure | ClientStalled | None:
+    """Run ``work``; a failure that is meant for the client comes back as a value, anything else is a bug and raises."""
+    try:
+        await work
+    except (ApiError, LegFailure, ClientStalled) as failure:
+        return failure
+    return None
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _body(receive: Receive, announced: int | None, limit: int) -> bytes:
+    if announced is not None and announced > limit:
+        raise _too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _Gone
+        part: bytes = message.get("body", b"")
+        size += len(part)
+        if size > limit:
+            raise _too_large(limit)
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError("body_too_large", f"the body is larger than {limit} bytes")
+
+
+def _stopping() -> ApiError:
+    return ApiError("backend_unavailable", "the router is stopping", retry_after_s=1)

@@ -1,0 +1,151 @@
+"""What the fields of a client's request may hold: one table, checked before any leg is touched.
+
+Only wrong *types* and values that no engine could mean are refused here; limits of one engine (its context length,
+what it does not support) are the engine's own 400. Fields without a row reach the engines unchanged. ``null`` means
+"not given" everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from pdcore.errors import ApiError
+
+MAX_ROOM: Final = 2**63 - 1
+MAX_TOKEN_ID: Final = 2**31 - 1
+
+Check = Callable[[object], str | None]
+"""None, or what the value must be ("must be …")."""
+
+
+def shown(value: object) -> str:
+    """``value`` as an error message may repeat it: short, one line."""
+    text = ascii(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def refuse(param: str, why: str) -> ApiError:
+    """The 400 for one field."""
+    return ApiError("invalid_request", f"{param} {why}", param=param)
+
+
+def is_integer(value: object) -> bool:
+    """A JSON number without a fraction; true and false are none."""
+    return type(value) is int
+
+
+def integer(low: int, high: int) -> Check:
+    """A whole number within ``low … high``."""
+    want = f"must be a whole number from {low} to {high}"
+
+    def check(value: object) -> str | None:
+        return None if is_integer(value) and low <= value <= high else want  # type: ignore[operator]
+
+    return check
+
+
+def number(low: float, high: float) -> Check:
+    """A finite number within ``low … high``."""
+    want = f"must be a number from {low:g} to {high:g}"
+
+    def check(value: object) -> str | None:
+        good = type(value) in (int, float) and math.isfinite(value) and low <= value <= high  # type: ignore[arg-type,operator]
+        return None if good else want
+
+    return check
+
+
+def boolean(value: object) -> str | None:
+    """true or false."""
+    return None if isinstance(value, bool) else "must be true or false"
+
+
+def text(value: object) -> str | None:
+    """A string that is not empty."""
+    return None if isinstance(value, str) and value else "must be a string that is not empty"
+
+
+def any_object(value: object) -> str | None:
+    """A JSON object."""
+    return None if isinstance(value, dict) else "must be an object"
+
+
+def any_list(value: object) -> str | None:
+    """A JSON list."""
+    return None if isinstance(value, list) else "must be a list"
+
+
+def stop(value: object) -> str | None:
+    """A stop string, or a list of them."""
+    strings = [value] if isinstance(value, str) else value
+    good = isinstance(strings, list) and all(isinstance(one, str) and one for one in strings)
+    return None if good else "must be a string or a list of strings, none of them empty"
+
+
+def token_ids(value: object) -> str | None:
+    """A list of at least one token id."""
+    if not isinstance(value, list) or not value:
+        return "must be a list of token ids that is not empty"
+    good = all(type(one) is int and 0 <= one <= MAX_TOKEN_ID for one in value)
+    return None if good else f"must hold whole numbers from 0 to {MAX_TOKEN_ID} only"
+
+
+def one_sample(value: object) -> str | None:
+    """One answer per request: every further one needs a room of its own."""
+    if integer(1, 128)(value) is not None:
+        return "must be a whole number from 1 to 128"
+    return None if value == 1 else "above 1 is not supported"
+
+
+TABLE: Final[Mapping[str, Check]] = {
+    "model": text,
+    "stream": boolean,
+    "stream_options": any_object,
+    "n": one_sample,
+    "best_of": one_sample,
+    "max_tokens": integer(1, MAX_TOKEN_ID),
+    "max_completion_tokens": integer(1, MAX_TOKEN_ID),
+    "min_tokens": integer(0, MAX_TOKEN_ID),
+    "temperature": number(0, 100),
+    "top_p": number(0, 1),
+    "top_k": integer(-1, MAX_TOKEN_ID),
+    "min_p": number(0, 1),
+    "frequency_penalty": number(-100, 100),
+    "presence_penalty": number(-100, 100),
+    "repetition_penalty": number(0, 100),
+    "seed": integer(-(2**63), 2**64 - 1),
+    "stop": stop,
+    "stop_token_ids": any_list,
+    "ignore_eos": boolean,
+    "echo": boolean,
+    "logit_bias": any_object,
+    "response_format": any_object,
+    "sampling_params": any_object,
+    "tools": any_list,
+    "bootstrap_room": integer(1, MAX_ROOM),
+    "bootstrap_host": text,
+    "bootstrap_port": integer(1, 65535),
+    "disagg_prefill_dp_rank": integer(0, 65535),
+}
+
+PLACEMENT: Final = ("bootstrap_room", "bootstrap_host", "bootstrap_port", "disagg_prefill_dp_rank")
+"""The fields with which a client may say something about the placement; the router sets its own in every leg."""
+
+
+def check_known(fields: Mapping[str, object]) -> None:
+    """Raise the 400 for the first field whose value breaks its row."""
+    for name, check in TABLE.items():
+        if fields.get(name) is not None:
+            why = check(fields[name])
+            if why is not None:
+                raise refuse(name, f"{why}, got {shown(fields[name])}")
+
+
+def is_internal(name: str) -> bool:
+    """True for fields by which engines find each other, in any spelling, that no client may send."""
+    lowered = name.lower()
+    if lowered in PLACEMENT:
+        return name not in PLACEMENT
+    return lowered in {"kv_transfer_params", "metaserver"} or lowered.startswith(("bootstrap_", "disagg_"))

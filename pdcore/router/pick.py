@@ -1,0 +1,232 @@
+"""Which instances serve a request: filter, then choose. Pure: every exclusion has its reason.
+
+The compat memo and the load are values handed in; the same arguments give the same answer. How one of several
+candidates is chosen is a :class:`Policy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pdcore.topology.instance import Instance
+from pdcore.topology.topology import Topology
+
+InstanceKey = tuple[str, str]
+"""(instance id, incarnation): an exclusion never outlives the incarnation that earned it."""
+
+Check = Callable[[Instance, Instance], tuple[str, ...]]
+"""Every reason against a (prefill, decode) pair."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """What a request asks of its pair. ``excluded`` maps instances that refused it to what they said."""
+
+    model: str
+    pinned_prefill: str | None = None
+    prefill_dp_rank: int | None = None
+    excluded: Mapping[InstanceKey, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pick:
+    """The chosen instances. ``prefill`` is None when one unified instance serves the request alone."""
+
+    decode: Instance
+    prefill: Instance | None
+    prefill_dp_rank: int | None
+    revision: int
+
+    @property
+    def instances(self) -> tuple[Instance, ...]:
+        """Every instance that gets a leg."""
+        return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
+
+    @property
+    def name(self) -> str:
+        """The pair as logs and the ``x-pdcore-pair`` header show it."""
+        return ",".join(instance.instance_id for instance in self.instances)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoPair:
+    """Nobody can serve it. ``reasons`` by instance id; ``"*"`` when there is no instance to blame."""
+
+    reasons: Mapping[str, tuple[str, ...]]
+    revision: int
+
+    def sentence(self) -> str:
+        """Everything that is in the way, on one line, bounded."""
+        parts = [f"{who}: {'; '.join(why)}" for who, why in self.reasons.items() if who != "*"]
+        parts += list(self.reasons.get("*", ()))
+        shown = " | ".join(parts[:8])
+        return shown if len(parts) <= 8 else f"{shown} | and {len(parts) - 8} more"
+
+
+class Load(Protocol):
+    """What this router knows of its own requests, as a policy may read it."""
+
+    def in_flight(self, instance_id: str) -> int:
+        """Legs open at the instance."""
+        ...
+
+    def last_use(self, *instance_ids: str) -> int:
+        """A number that is larger the later this instance, or this pair, was picked; 0 for never."""
+        ...
+
+
+class Policy(Protocol):
+    """Chooses one of at least one candidates. ``partner`` is the prefill when a decode is chosen."""
+
+    def __call__(self, candidates: Sequence[Instance], load: Load, partner: Instance | None) -> Instance: ...
+
+
+def least_in_flight(candidates: Sequence[Instance], load: Load, partner: Instance | None) -> Instance:
+    """The fewest open legs; among equals whoever waited longest, for a decode first counted with its partner.
+
+    The pair's own turn comes before the decode's: otherwise two equal rings of instances stay locked step in step and
+    only some pairs ever occur.
+    """
+
+    def rank(one: Instance) -> tuple[int, int, int, str]:
+        pair_turn = load.last_use(partner.instance_id, one.instance_id) if partner is not None else 0
+        return (load.in_flight(one.instance_id), pair_turn, load.last_use(one.instance_id), one.instance_id)
+
+    return min(candidates, key=rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a router picks by: the pair check, the handshake protocols it speaks, a policy per role."""
+
+    check: Check
+    protocols: Collection[str]
+    prefill_policy: Policy = least_in_flight
+    decode_policy: Policy = least_in_flight
+    unified_policy: Policy = least_in_flight
+
+
+def pick(topology: Topology, want: Want, load: Load, rules: Rules) -> Pick | NoPair:
+    """A pair for ``want``, a unified instance when no pair is eligible, or every reason why not."""
+    reasons: dict[str, tuple[str, ...]] = {}
+    fit = [one for one in topology.instances.values() if not _note(reasons, topology, one, want, rules)]
+    partners = _partners(fit, rules, reasons)
+    if partners:
+        prefill = rules.prefill_policy([one for one, _ in partners], load, None)
+        decodes = next(decodes for one, decodes in partners if one is prefill)
+        return Pick(
+            prefill=prefill,
+            decode=rules.decode_policy(decodes, load, prefill),
+            prefill_dp_rank=_dp_rank(want, prefill),
+            revision=topology.revision,
+        )
+    unified = [one for one in fit if one.record.role == "unified"]
+    if unified and not _needs_pair(want):
+        chosen = rules.unified_policy(unified, load, None)
+        return Pick(prefill=None, decode=chosen, prefill_dp_rank=None, revision=topology.revision)
+    return NoPair(reasons=_missing_roles(fit, reasons), revision=topology.revision)
+
+
+def exclusion(topology: Topology, one: Instance, want: Want, rules: Rules) -> tuple[str, ...]:
+    """Every reason why ``one`` cannot take part in ``want`` at all; empty if it can."""
+    record = one.record
+    why: list[str] = []
+    if want.model not in record.models:
+        why.append(f"does not serve {want.model}")
+    if one.draining:
+        why.append("is draining")
+    if not one.ready:
+        why += one.why_not_ready
+    active = topology.active_generation(record.group)
+    if record.generation != active:
+        why.append(f"is of generation {record.generation}, active is {active}")
+    if record.role != "unified" and record.protocol not in rules.protocols:
+        why.append(f"speaks the handshake {record.protocol!r}, which this router does not")
+    if (one.instance_id, record.incarnation) in want.excluded:
+        why.append(want.excluded[one.instance_id, record.incarnation])
+    if record.role == "prefill":
+        why += _against_prefill(one, want)
+    return tuple(why)
+
+
+def _against_prefill(one: Instance, want: Want) -> list[str]:
+    why: list[str] = []
+    if want.pinned_prefill not in (None, one.instance_id):
+        why.append(f"the request asks for {want.pinned_prefill}")
+    if want.prefill_dp_rank is not None and want.prefill_dp_rank >= one.record.dp_size:
+        why.append(f"has no dp rank {want.prefill_dp_rank}")
+    return why
+
+
+def _note(
+    reasons: dict[str, tuple[str, ...]], topology: Topology, one: Instance, want: Want, rules: Rules
+) -> bool:
+    why = exclusion(topology, one, want, rules)
+    if why:
+        reasons[one.instance_id] = why
+    return bool(why)
+
+
+def _partners(
+    fit: Sequence[Instance], rules: Rules, reasons: dict[str, tuple[str, ...]]
+) -> list[tuple[Instance, list[Instance]]]:
+    """Each prefill that has a decode it can pair with, and those decodes."""
+    decodes = [one for one in fit if one.record.role == "decode"]
+    partners = []
+    for prefill in (one for one in fit if one.record.role == "prefill"):
+        against = {one.instance_id: rules.check(prefill, one) for one in decodes}
+        matching = [one for one in decodes if not against[one.instance_id]]
+        if matching:
+            partners.append((prefill, matching))
+        elif decodes:
+            reasons[prefill.instance_id] = tuple(
+                f"does not pair with {who}: {'; '.join(why)}" for who, why in against.items()
+            )
+    return partners
+
+
+def _dp_rank(want: Want, prefill: Instance) -> int | None:
+    """Only what was really chosen: the client's rank, or the only one there is."""
+    if want.prefill_dp_rank is not None:
+        return want.prefill_dp_rank
+    return 0 if prefill.record.dp_size == 1 else None
+
+
+def _needs_pair(want: Want) -> bool:
+    return want.pinned_prefill is not None or want.prefill_dp_rank is not None
+
+
+def _missing_roles(
+    fit: Sequence[Instance], reasons: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    roles = {one.record.role for one in fit}
+    missing = tuple(f"no {role} instance is ready" for role in ("prefill", "decode") if role not in roles)
+    return {**reasons, "*": missing} if missing else dict(reasons)
+
+
+_Version = tuple[str, str, int]
+
+
+def _version(one: Instance) -> _Version:
+    return (one.instance_id, one.record.incarnation, one.mod_revision)
+
+
+class CompatMemo:
+    """``compat.check_pair`` remembered per pair of record versions; bounded by forgetting everything."""
+
+    def __init__(
+        self, check: Callable[[Instance, Instance], tuple[str, ...]], *, entries: int = 65536
+    ) -> None:
+        self._check = check
+        self._entries = entries
+        self._known: dict[tuple[_Version, _Version], tuple[str, ...]] = {}
+
+    def __call__(self, prefill: Instance, decode: Instance) -> tuple[str, ...]:
+        key = (_version(prefill), _version(decode))
+        if key not in self._known:
+            if len(self._known) >= self._entries:
+                self._known.clear()
+            self._known[key] = self._check(prefill, decode)
+        return self._known[key]

@@ -1,0 +1,32 @@
+"""Native and SGLang: both legs at once, joined by a room; decode finds prefill through its bootstrap address."""
+
+from __future__ import annotations
+
+from pdcore.router.protocols.base import Attempt, LegPlan, Plan, post
+
+
+class Bootstrap:
+    """Both legs carry the same body and the same headers; each engine checks the incarnations it is named by."""
+
+    def plan(self, attempt: Attempt) -> Plan:
+        """One leg for prefill, one for decode."""
+        prefill, decode = attempt.pick.prefill, attempt.pick.decode
+        assert prefill is not None, "a bootstrap handshake needs a pair"
+        fields: dict[str, object] = {
+            "bootstrap_room": attempt.room,
+            "bootstrap_host": prefill.record.bootstrap_host,
+            "bootstrap_port": prefill.record.bootstrap_port,
+        }
+        if attempt.pick.prefill_dp_rank is not None:
+            fields["disagg_prefill_dp_rank"] = attempt.pick.prefill_dp_rank
+        headers = {
+            "x-pdcore-prefill-incarnation": prefill.record.incarnation,
+            "x-pdcore-decode-incarnation": decode.record.incarnation,
+        }
+        return Plan(
+            legs=(
+                LegPlan(leg="prefill", instance=prefill, post=post(attempt, prefill, fields, headers)),
+                LegPlan(leg="decode", instance=decode, post=post(attempt, decode, fields, headers)),
+            ),
+            room=attempt.room,
+        )

@@ -1,0 +1,90 @@
+"""Rooms: fresh ones for the legs, and the external names that clients give theirs.
+
+A client's ``bootstrap_room`` never reaches an engine. While its request runs it is claimed, so that the same name is
+not served twice at once: always within this router, and across routers by a key under this router's lease, skipped
+and counted when the store is away. A router that dies takes its claims along with its lease.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from pdcore.errors import ApiError, StoreError
+from pdcore.registry.store import Absent, Delete, LeaseId, Put, Store, ValueIs
+from pdcore.router.fields import MAX_ROOM
+from pdcore.telemetry import logger
+from pdcore.topology.keys import Keyspace
+
+_log = logger(__name__)
+
+
+def fresh_room() -> int:
+    """A room nobody used, with certainty enough: 63 random bits, never 0 ("not written")."""
+    return 1 + secrets.randbelow(MAX_ROOM)
+
+
+class ClientRooms:
+    """The client rooms this router serves now. Mutable state: ``_here``."""
+
+    def __init__(
+        self,
+        store: Store,
+        keyspace: Keyspace,
+        *,
+        lease: Callable[[], LeaseId | None],
+        on_skipped: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._prefix = f"{keyspace.side}client_rooms/"
+        self._lease = lease
+        self._on_skipped = on_skipped
+        self._here: set[int] = set()
+
+    @asynccontextmanager
+    async def claimed(self, room: int | None) -> AsyncIterator[None]:
+        """Hold ``room`` inside the block; raises :class:`ApiError` (409) when another request does."""
+        if room is None:
+            yield
+            return
+        if room in self._here:
+            raise _taken(room)
+        self._here.add(room)
+        try:
+            mark = await self._put(room)
+            try:
+                yield
+            finally:
+                if mark is not None:
+                    await self._take_back(room, mark)
+        finally:
+            self._here.discard(room)
+
+    async def _put(self, room: int) -> bytes | None:
+        lease = self._lease()
+        if lease is None:
+            self._on_skipped()
+            return None
+        key, mark = f"{self._prefix}{room}", secrets.token_hex(8).encode()
+        try:
+            done = await self._store.commit((Absent(key),), (Put(key, mark, lease),))
+        except StoreError as away:
+            _log.warning("client room not claimed", room=room, reason=str(away))
+            self._on_skipped()
+            return mark
+        if not done.succeeded:
+            raise _taken(room)
+        return mark
+
+    async def _take_back(self, room: int, mark: bytes) -> None:
+        """Also after a failed claim: a put that timed out may have happened."""
+        key = f"{self._prefix}{room}"
+        try:
+            await self._store.commit((ValueIs(key, mark),), (Delete(key),))
+        except StoreError as away:
+            _log.warning("client room stays claimed until the lease ends", room=room, reason=str(away))
+
+
+def _taken(room: int) -> ApiError:
+    return ApiError("room_in_use", f"bootstrap_room {room} is in use", param="bootstrap_room")

@@ -1,0 +1,219 @@
+"""The life of one request: pick, rooms, attempts, retries, until the client has an answer or an error.
+
+What may be tried again is decided in :mod:`pdcore.router.exchange`; here it is only counted and bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+from pdcore.config import RouterConfig
+from pdcore.errors import ApiError
+from pdcore.registry.follower import Follower
+from pdcore.router.answer import ClientAnswer
+from pdcore.router.api import ClientRequest
+from pdcore.router.budget import Budget
+from pdcore.router.dispatch import AttemptRun, Ground, Presentation, Verdict
+from pdcore.router.exchange import LegFailure
+from pdcore.router.load import Ledger
+from pdcore.router.pick import InstanceKey, NoPair, Pick, Rules, Want, pick
+from pdcore.router.protocols.base import Attempt, Handshake
+from pdcore.router.relay import rename_room, rename_room_in_event
+from pdcore.router.rooms import ClientRooms, fresh_room
+
+FRESH_VIEW_S: Final = 0.5  # how long a 421 waits for the view to show what the engine knows already
+
+
+@dataclass(slots=True, kw_only=True)
+class Trace:
+    """What the access line tells of a request; filled in as it goes."""
+
+    pair: str | None = None
+    room: int | None = None
+    revision: int | None = None
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incoming:
+    """A parsed request and what came with it."""
+
+    request: ClientRequest
+    request_id: str
+    forwarded: Mapping[str, str]
+    budget: Budget
+    trace: Trace = field(default_factory=Trace)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """Everything that serves requests for as long as the router lives."""
+
+    config: RouterConfig
+    ground: Ground
+    follower: Follower
+    ledger: Ledger
+    rules: Rules
+    handshakes: Mapping[str, Handshake]
+    client_rooms: ClientRooms
+
+
+async def serve(serving: Serving, incoming: Incoming, client: ClientAnswer) -> None:
+    """Answer one request; raises :class:`ApiError` or :class:`LegFailure` for what the client must be told."""
+    want = _want(serving, incoming.request)
+    async with serving.client_rooms.claimed(incoming.request.room_name):
+        failure: LegFailure | None = None
+        for number in range(serving.config.max_attempts):
+            incoming.trace.attempts = number + 1
+            chosen = _choose(serving, want, failure)
+            verdict = await _attempt(serving, incoming, want.model, chosen, client)
+            failure = verdict.failure
+            if failure is None:
+                return
+            if verdict.effect not in ("retry_fresh", "retry_elsewhere") or client.started:
+                raise failure
+            if number + 1 < serving.config.max_attempts:
+                serving.ground.metrics.retried(verdict.effect)
+                want = await _want_again(serving, want, chosen, verdict, failure)
+        assert failure is not None
+        raise failure
+
+
+def _want(serving: Serving, request: ClientRequest) -> Want:
+    """What to pick for ``request`` on today's view; 400 and 404 come from here, before anything is sent."""
+    topology = serving.follower.topology
+    pinned = None
+    if request.prefill_address is not None:
+        host, port = request.prefill_address
+        instance = topology.by_bootstrap(host, port)
+        if instance is None:
+            why = "does not name a registered prefill instance"
+            raise ApiError("invalid_request", f"bootstrap_host/bootstrap_port {why}", param="bootstrap_host")
+        pinned = instance.instance_id
+    model = _model(serving, request.model)
+    _check_dp_rank(serving, model, pinned, request.prefill_dp_rank)
+    return Want(model=model, pinned_prefill=pinned, prefill_dp_rank=request.prefill_dp_rank)
+
+
+def _model(serving: Serving, asked: str | None) -> str:
+    known = serving.follower.topology.models()
+    if not known:
+        raise unavailable(serving, "no instance is registered")
+    if asked is None:
+        if len(known) > 1:
+            raise ApiError(
+                "invalid_request", f"model is missing; served are {', '.join(known)}", param="model"
+            )
+        return known[0]
+    if asked not in known:
+        raise ApiError("model_not_found", f"model {asked[:128]!r} is not served here", param="model")
+    return asked
+
+
+def _check_dp_rank(serving: Serving, model: str, pinned: str | None, rank: int | None) -> None:
+    if rank is None:
+        return
+    prefills = serving.follower.topology.by_role("prefill")
+    sizes = [
+        one.record.dp_size
+        for one in prefills
+        if model in one.record.models and pinned in (None, one.instance_id)
+    ]
+    if sizes and rank >= max(sizes):
+        why = f"must be from 0 to {max(sizes) - 1}, got {rank}"
+        raise ApiError("invalid_request", f"disagg_prefill_dp_rank {why}", param="disagg_prefill_dp_rank")
+
+
+def unavailable(serving: Serving, why: str) -> ApiError:
+    """The 503 for a request that no instance can take now, saying also what is wrong with the store."""
+    error = serving.follower.last_error
+    store = "" if error is None else f"; not following the store: {error}"
+    return ApiError("backend_unavailable", f"backend unavailable: {why}{store}", retry_after_s=1)
+
+
+def _choose(serving: Serving, want: Want, failure: LegFailure | None) -> Pick:
+    chosen = pick(serving.follower.topology, want, serving.ledger, serving.rules)
+    if isinstance(chosen, Pick):
+        return chosen
+    if failure is not None:
+        raise failure
+    raise unavailable(serving, chosen.sentence())
+
+
+async def _attempt(
+    serving: Serving, incoming: Incoming, model: str, chosen: Pick, client: ClientAnswer
+) -> Verdict:
+    room = fresh_room()
+    incoming.trace.pair, incoming.trace.room, incoming.trace.revision = chosen.name, room, chosen.revision
+    attempt = Attempt(
+        request=incoming.request,
+        model=model,
+        pick=chosen,
+        room=room,
+        request_id=incoming.request_id,
+        remaining_ms=incoming.budget.remaining_ms(serving.ground.clock.now()),
+        forwarded=incoming.forwarded,
+    )
+    plan = serving.handshakes[protocol_of(chosen)].plan(attempt)
+    run = AttemptRun(plan, serving.ground, incoming.budget, client, _presentation(incoming.request, chosen))
+    holds = serving.ledger.take(chosen)
+    try:
+        return await run.run(holds)
+    finally:
+        for hold in holds.values():
+            hold.release()
+
+
+def protocol_of(chosen: Pick) -> str:
+    """The handshake a pick speaks; pairs always agree on it."""
+    return "unified" if chosen.prefill is None else chosen.decode.record.protocol
+
+
+def _presentation(request: ClientRequest, chosen: Pick) -> Presentation:
+    headers = {"x-pdcore-pair": chosen.name, "x-pdcore-revision": str(chosen.revision)}
+    name = request.room_name
+    if name is None:
+        return Presentation(headers=headers)
+    headers["x-pdcore-room"] = str(name)
+    if request.endpoint != "generate":
+        return Presentation(headers=headers)
+    return Presentation(
+        headers=headers, body=partial(rename_room, room=name), event=partial(rename_room_in_event, room=name)
+    )
+
+
+async def _want_again(
+    serving: Serving, want: Want, chosen: Pick, verdict: Verdict, failure: LegFailure
+) -> Want:
+    """What to pick after a failure that proves nothing was executed."""
+    if verdict.effect == "retry_elsewhere":
+        return _without(want, chosen, failure)
+    if not _would_repeat(serving, want, chosen):
+        return want
+    try:
+        await serving.follower.wait_until(lambda view: view.revision > chosen.revision, FRESH_VIEW_S)
+    except TimeoutError:
+        pass  # the view knows nothing newer: look elsewhere
+    if not _would_repeat(serving, want, chosen):
+        return want
+    elsewhere = _without(want, chosen, failure)
+    other = pick(serving.follower.topology, elsewhere, serving.ledger, serving.rules)
+    return want if isinstance(other, NoPair) else elsewhere
+
+
+def _would_repeat(serving: Serving, want: Want, chosen: Pick) -> bool:
+    again = pick(serving.follower.topology, want, serving.ledger, serving.rules)
+    return isinstance(again, Pick) and _keys(again) == _keys(chosen)
+
+
+def _keys(chosen: Pick) -> list[InstanceKey]:
+    return [(one.instance_id, one.record.incarnation) for one in chosen.instances]
+
+
+def _without(want: Want, chosen: Pick, failure: LegFailure) -> Want:
+    blamed = chosen.prefill if failure.blamed == "prefill" and chosen.prefill is not None else chosen.decode
+    key = (blamed.instance_id, blamed.record.incarnation)
+    return replace(want, excluded={**want.excluded, key: f"did not take this request: {failure.message}"})

@@ -1,0 +1,123 @@
+"""What a router shows of itself and of the fleet: models, health, readiness, metrics, the topology."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from pdcore.registry.follower import Follower
+from pdcore.router.lifecycle import Lifecycle
+from pdcore.router.load import Ledger
+from pdcore.router.metrics import RouterMetrics
+from pdcore.router.pick import NoPair, Pick, Rules, Want, pick
+from pdcore.topology.instance import Instance
+from pdcore.topology.topology import Topology
+
+
+def servable(topology: Topology, ledger: Ledger, rules: Rules) -> Pick | NoPair:
+    """Something that could serve some model of the fleet, or everything that is in the way."""
+    reasons: dict[str, tuple[str, ...]] = {}
+    for model in topology.models():
+        found = pick(topology, Want(model=model), ledger, rules)
+        if isinstance(found, Pick):
+            return found
+        reasons |= found.reasons
+    reasons = reasons or {"*": ("no instance is registered",)}
+    return NoPair(reasons=reasons, revision=topology.revision)
+
+
+class Views:
+    """The read-only endpoints."""
+
+    def __init__(
+        self,
+        *,
+        router_id: str,
+        follower: Follower,
+        ledger: Ledger,
+        rules: Rules,
+        lifecycle: Lifecycle,
+        metrics: RouterMetrics,
+    ) -> None:
+        self._router_id = router_id
+        self._follower = follower
+        self._ledger = ledger
+        self._rules = rules
+        self._lifecycle = lifecycle
+        self._metrics = metrics
+
+    async def models(self, _: Request) -> Response:
+        """``/v1/models`` as OpenAI has it."""
+        data = [
+            {"id": model, "object": "model", "created": 0, "owned_by": "pdcore"}
+            for model in self._follower.topology.models()
+        ]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def health(self, _: Request) -> Response:
+        """Alive; says nothing about whether anything can be served."""
+        return JSONResponse({"status": "ok", "router_id": self._router_id})
+
+    async def ready(self, _: Request) -> Response:
+        """200 once a complete view has held an eligible pair, until the drain; else why not."""
+        if self._lifecycle.ready:
+            return JSONResponse({"ready": True, "revision": self._follower.topology.revision})
+        return JSONResponse({"ready": False, "reasons": self.why_not_ready()}, status_code=503)
+
+    def why_not_ready(self) -> list[str]:
+        """Every reason, as sentences."""
+        if self._lifecycle.draining:
+            return ["the router is draining"]
+        error = self._follower.last_error
+        why = [] if error is None else [f"not following the store: {error}"]
+        if self._follower.synced:
+            found = servable(self._follower.topology, self._ledger, self._rules)
+            why += [found.sentence()] if isinstance(found, NoPair) else []
+        return why
+
+    async def metrics(self, _: Request) -> Response:
+        """Prometheus text."""
+        return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def topology(self, _: Request) -> Response:
+        """The view this router picks from."""
+        topology, age = self._follower.topology, self._follower.view_age_s()
+        return JSONResponse(
+            {
+                "revision": topology.revision,
+                "store_id": topology.store_id,
+                "synced": self._follower.synced,
+                "view_age_seconds": round(age, 3) if math.isfinite(age) else None,
+                "last_error": self._follower.last_error,
+                "instances": {
+                    instance_id: self._shown(instance)
+                    for instance_id, instance in sorted(topology.instances.items())
+                },
+                "routers": {router_id: one.url for router_id, one in sorted(topology.routers.items())},
+                "rejected": {key: one.reason for key, one in sorted(topology.rejected.items())},
+            }
+        )
+
+    def _shown(self, instance: Instance) -> Mapping[str, object]:
+        record = instance.record
+        return {
+            "role": record.role,
+            "incarnation": record.incarnation,
+            "state": record.state,
+            "ready": instance.ready,
+            "draining": instance.draining,
+            "why_not_ready": list(instance.why_not_ready),
+            "group": record.group,
+            "generation": record.generation,
+            "models": list(record.models),
+            "url": record.url,
+            "bootstrap": f"{record.bootstrap_host}:{record.bootstrap_port}"
+            if record.bootstrap_host
+            else None,
+            "ranks": [str(position) for position in instance.ranks],
+            "in_flight": self._ledger.in_flight(instance.instance_id),
+        }

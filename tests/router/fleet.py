@@ -1,0 +1,213 @@
+"""A whole router for a test: real sockets on both sides, the real follower, a keyspace in memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import httpx
+
+from pdcore.clock import SystemClock
+from pdcore.config import RouterConfig
+from pdcore.registry.follower import Follower
+from pdcore.registry.memory import MemoryStore
+from pdcore.registry.store import Delete, LeaseId, Put
+from pdcore.router.app import build_app
+from pdcore.router.assembly import assemble, watching_the_fleet
+from pdcore.router.lifecycle import Lifecycle
+from pdcore.router.server import answering, listen, url_of
+from pdcore.router.serving import Serving
+from pdcore.router.upstream import HttpxUpstream
+from pdcore.topology import codec, keys
+from pdcore.topology.keys import Keyspace, RankId, RankPosition
+from pdcore.topology.records import Compat, InstanceRecord, RankRecord, Record, Role
+from tests.support.eventually import eventually
+from tests.support.fake_engines import FakeEngine
+
+MODEL: Final = "tiny"
+SPACE: Final = Keyspace(cluster="test")
+BOOTSTRAP_PORT: Final = 18800
+_SAMPLE: Final = re.compile(r"^([a-z_]+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
+
+COMPAT: Final = Compat(
+    model_fingerprint="f",
+    context_length=512,
+    kv_dtype="float32",
+    block_sizes=(16,),
+    kv_layout="block-major",
+    attention="gqa",
+    layers=2,
+    kv_heads=2,
+    head_dim=16,
+    transfer_engines=("shm",),
+    wire=1,
+    layout=1,
+)
+
+
+def record(role: Role, url: str, **changes: Any) -> InstanceRecord:
+    """A serving instance with one rank."""
+    made = InstanceRecord(
+        incarnation="i1",
+        role=role,
+        group="",
+        generation=0,
+        models=(MODEL,),
+        url=url,
+        bootstrap_host="127.0.0.1" if role == "prefill" else None,
+        bootstrap_port=BOOTSTRAP_PORT if role == "prefill" else None,
+        protocol="bootstrap",
+        dp_size=1,
+        cp_size=1,
+        tp_size=1,
+        pp_size=1,
+        compat=COMPAT,
+        kv_tokens=4096,
+        block_size=16,
+        machine="m",
+        boot_id="b",
+        pid=1,
+        state="serving",
+    )
+    return replace(made, **changes)
+
+
+def entries(instance_id: str, made: InstanceRecord) -> dict[str, Record]:
+    """The keys of a complete instance, relative to the view."""
+    found: dict[str, Record] = {keys.instance(instance_id): made}
+    for dp in range(made.dp_size):
+        rank = RankRecord(
+            incarnation=made.incarnation,
+            rank_ip="127.0.0.1",
+            rank_port=1,
+            transfer={},
+            device="cpu",
+            machine="m",
+        )
+        found[keys.rank(RankId(instance_id, RankPosition(dp, 0, 0)))] = rank
+    return found
+
+
+async def register(store: MemoryStore, instance_id: str, made: InstanceRecord) -> None:
+    """Put a complete instance in one revision."""
+    puts = tuple(Put(SPACE.view + key, codec.encode(one)) for key, one in entries(instance_id, made).items())
+    await store.commit((), puts)
+
+
+async def withdraw(store: MemoryStore, instance_id: str, made: InstanceRecord) -> None:
+    """Delete it in one revision."""
+    await store.commit((), tuple(Delete(SPACE.view + key) for key in entries(instance_id, made)))
+
+
+def config(**changes: Any) -> RouterConfig:
+    """Settings with short budgets."""
+    made = RouterConfig(
+        store="etcd://127.0.0.1:1",
+        cluster=SPACE.cluster,
+        log_format="text",
+        log_level="error",
+        store_timeout_s=1,
+        host="127.0.0.1",
+        request_timeout_s=20,
+        max_body_bytes=1 << 20,
+        drain_timeout_s=5,
+        port=0,
+        router_id="r",
+        lease_ttl_s=10,
+        connect_timeout_s=1,
+        first_byte_timeout_s=10,
+        idle_timeout_s=10,
+        max_attempts=3,
+        max_in_flight=100,
+    )
+    return replace(made, **changes)
+
+
+@dataclass
+class Fleet:
+    """A running router and its keyspace."""
+
+    url: str
+    serving: Serving
+    lifecycle: Lifecycle
+    store: MemoryStore
+    follower: Follower
+    client: httpx.AsyncClient
+    leases: list[LeaseId] = field(default_factory=list)
+
+    async def add(self, instance_id: str, role: Role, engine: FakeEngine, **changes: Any) -> InstanceRecord:
+        """Register an engine and wait until the router sees it."""
+        made = record(role, engine.url, **changes)
+        await register(self.store, instance_id, made)
+        await self.sees(instance_id, made.incarnation)
+        return made
+
+    async def sees(self, instance_id: str, incarnation: str) -> None:
+        await self.follower.wait_until(
+            lambda view: (
+                instance_id in view.instances and view.instances[instance_id].incarnation == incarnation
+            ),
+            5,
+        )
+
+    async def remove(self, instance_id: str, made: InstanceRecord) -> None:
+        await withdraw(self.store, instance_id, made)
+        await self.follower.wait_until(lambda view: instance_id not in view.instances, 5)
+
+    async def post(
+        self, body: object, path: str = "/v1/completions", headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
+        """One request; ``body`` as JSON unless it is bytes."""
+        if isinstance(body, bytes):
+            return await self.client.post(path, content=body, headers=headers)
+        return await self.client.post(path, json=body, headers=headers)
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """The sum of a series' samples that carry ``labels``."""
+        text = (await self.client.get("/metrics")).text
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        return sum(
+            float(value)
+            for found, held, value in _SAMPLE.findall(text)
+            if found == name and all(one in held for one in wanted)
+        )
+
+    async def settled(self) -> None:
+        """Nothing of any request is left anywhere in the router."""
+
+        async def is_settled() -> bool:
+            gauges = ("pdcore_router_in_flight", "pdcore_router_legs_in_flight")
+            return not any([await self.metric(name) for name in gauges])
+
+        await eventually(is_settled, 3, "in-flight gauges at 0")
+        assert self.serving.ledger.total == 0
+        assert self.lifecycle.requests == 0
+
+
+@asynccontextmanager
+async def running_fleet(*, store: MemoryStore | None = None, **changes: Any) -> AsyncIterator[Fleet]:
+    """A router over an empty keyspace."""
+    settings, clock = config(**changes), SystemClock()
+    lifecycle = Lifecycle(max_in_flight=settings.max_in_flight)
+    listener = listen("127.0.0.1", 0)
+    store = store or MemoryStore()
+    lease = await store.grant(60)
+    upstream = HttpxUpstream(
+        connect_timeout_s=settings.connect_timeout_s, write_timeout_s=settings.idle_timeout_s
+    )
+    async with store, Follower(store, SPACE, clock=clock) as follower, upstream:
+        serving = assemble(
+            settings, store=store, follower=follower, upstream=upstream, clock=clock, lease=lambda: lease
+        )
+        app = build_app(router_id="r", serving=serving, lifecycle=lifecycle)
+        url = url_of("127.0.0.1", listener)
+        with watching_the_fleet(serving, lifecycle):
+            async with (
+                answering(app, listener),
+                httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client,
+            ):
+                await follower.wait_until(lambda _: True, 5)
+                yield Fleet(url, serving, lifecycle, store, follower, client)
