@@ -6,14 +6,22 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
-from typing import Final, TypeVar
+from typing import Final, TypeVar, overload
 
 T = TypeVar("T")
 
 POLL_S: Final = 0.01
 
 
-async def eventually(check: Callable[[], T | Awaitable[T]], within_s: float, what: str = "condition") -> T:
+@overload
+async def eventually(check: Callable[[], Awaitable[T]], within_s: float, what: str = ...) -> T: ...
+
+
+@overload
+async def eventually(check: Callable[[], T], within_s: float, what: str = ...) -> T: ...
+
+
+async def eventually(check: Callable[[], object], within_s: float, what: str = "condition") -> object:
     """Return the first truthy result of ``check``; AssertionError when there is none in time."""
     deadline = time.monotonic() + within_s
     while True:
