@@ -92,13 +92,15 @@ class ShmReceiver:
 
     def drain(self) -> list[Rung | Lost]:
         """Bells and fences of all links; a lost link is closed here."""
-        return [news for fd, _mask in self._epoll.poll(0) for news in self._read(self._tokens[fd])]
+        return [news for fd, mask in self._epoll.poll(0) for news in self._read(self._tokens[fd], mask)]
 
     def pollables(self) -> list[int]:
         """One epoll descriptor for all links."""
         return [self._epoll.fileno()]
 
-    def _read(self, token: bytes) -> list[Rung | Lost]:
+    def _read(self, token: bytes, mask: int) -> list[Rung | Lost]:
+        """Up to the end of what is there. Only a full hang-up is the fence: an empty record or a half-closed socket
+        also reads as nothing, and its sender may still hold the mapping."""
         news: list[Rung | Lost] = []
         for _ in range(_RECORDS_PER_DRAIN):
             try:
@@ -107,13 +109,14 @@ class ShmReceiver:
                 return news
             except ConnectionError:
                 record = b""
-            if not record:
+            if not record and mask & select.EPOLLHUP:
                 self.disconnect(token)
                 return [*news, Lost(token)]
             if len(record) == BELL.size:
                 news.append(Rung(token, BELL.unpack(record)[0]))
             else:
                 self.malformed += 1
+                return news
         return news
 
 

@@ -40,6 +40,9 @@ class SlotStatus(IntEnum):
     IN_DOUBT = 3
 
 
+_STATUSES: Final = frozenset(int(status) for status in SlotStatus)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
     """What a prefill rank says at the end of one hand-off. ``token`` and ``kv_len`` count only if delivered."""
@@ -71,7 +74,7 @@ def decode(data: bytes) -> Slot | None:
     if len(data) != SLOT_BYTES or zlib.crc32(data[:-4]) != _CRC.unpack_from(data, SLOT_BYTES - 4)[0]:
         return None
     magic, _flags, seq, room, token, kv_len, status, n_spec, *spec = _BODY.unpack_from(data)
-    if magic != MAGIC or n_spec > MAX_SPEC or status not in SlotStatus:
+    if magic != MAGIC or n_spec > MAX_SPEC or status not in _STATUSES:
         return None
     return Slot(
         seq=seq,

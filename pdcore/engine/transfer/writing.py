@@ -1,0 +1,158 @@
+"""The threads that write. A job is one room: all its KV, then (a second call) its slot, then the bell.
+
+A job ends with one :class:`Written`, whatever happens: also when it was stopped before its first write, when it was
+never started, and when the engine broke in a way nobody foresaw, which counts as in doubt.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Self
+
+from pdcore.clock import Clock
+from pdcore.engine.transfer import slot
+from pdcore.engine.transfer.engine import Sender
+from pdcore.engine.transfer.plan import WriteOps, batches
+from pdcore.engine.transfer.rooms import Outcome
+from pdcore.engine.transfer.slot import Slot, SlotStatus
+from pdcore.errors import PeerError
+from pdcore.telemetry import logger
+
+_BATCH_BYTES: Final = 64 << 20
+
+
+@dataclass(slots=True, kw_only=True)
+class WriteJob:
+    """What to write for one room. ``stopped`` is set by the session and read between two calls."""
+
+    room: int
+    token: bytes
+    seq: int
+    ops: WriteOps
+    slot_offset: int
+    first_token: int
+    kv_len: int
+    deadline: float
+    stopped: bool = False
+    future: Future[None] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How a job ended. ``unrung``: the slot is there, the bell has yet to be rung."""
+
+    job: WriteJob
+    outcome: Outcome
+    message: str = ""
+    unrung: bool = False
+
+
+class _Stopped(Exception):
+    """The job may not submit another write."""
+
+
+class Writers:
+    """A bounded pool of threads over one sender. Everything but the jobs runs in the session's thread."""
+
+    def __init__(self, sender: Sender, clock: Clock, threads: int) -> None:
+        self._sender = sender
+        self._clock = clock
+        self._threads = threads
+        self._ended: deque[Written] = deque()
+        self._log = logger(__name__)
+
+    def __enter__(self) -> Self:
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="kv-write")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        os.close(self._wake)
+
+    def fileno(self) -> int:
+        """Readable when a job ended since the last ``drain``."""
+        return self._wake
+
+    def start(self, job: WriteJob) -> None:
+        """Queue the job; it ends with one ``Written``."""
+        job.future = self._pool.submit(self._run, job)
+
+    def stop(self, job: WriteJob) -> None:
+        """Submit no further write of this job. One that has not begun ends here."""
+        job.stopped = True
+        if job.future is not None and job.future.cancel():
+            self._end(Written(job, "failed", "stopped before its first write"))
+
+    def drain(self) -> list[Written]:
+        """Jobs that ended."""
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            return []
+        return [self._ended.popleft() for _ in range(len(self._ended))]
+
+    def _run(self, job: WriteJob) -> None:
+        try:
+            written = self._attempt(job)
+        except Exception as error:
+            self._log.exception("kv write broke", room=job.room)
+            written = Written(job, "in_doubt", f"the write broke: {error!r}")
+        self._end(written)
+
+    def _end(self, written: Written) -> None:
+        self._ended.append(written)
+        os.eventfd_write(self._wake, 1)
+
+    def _attempt(self, job: WriteJob) -> Written:
+        try:
+            for part in batches(job.ops, _BATCH_BYTES):
+                self._may_go_on(job)
+                self._sender.write(job.token, part)
+            self._may_go_on(job)
+        except _Stopped as stopped:
+            return Written(job, "failed", str(stopped))
+        except PeerError as error:
+            return self._report_failure(job, error)
+        try:
+            return Written(job, "delivered", unrung=self._put_slot(job, SlotStatus.DELIVERED))
+        except PeerError as error:
+            return Written(job, _outcome(error), str(error))
+
+    def _may_go_on(self, job: WriteJob) -> None:
+        if job.stopped:
+            raise _Stopped("stopped before its slot was written")
+        if self._clock.now() >= job.deadline:
+            raise _Stopped("the deadline passed before the next write")
+
+    def _report_failure(self, job: WriteJob, error: PeerError) -> Written:
+        """Say so in the slot as well: decode then knows without waiting for our loop's next turn."""
+        status = SlotStatus.IN_DOUBT if error.in_doubt else SlotStatus.FAILED
+        outcome, unrung = _outcome(error), False
+        try:
+            unrung = self._put_slot(job, status)
+        except PeerError as second:
+            outcome = "in_doubt" if second.in_doubt else outcome
+        return Written(job, outcome, str(error), unrung)
+
+    def _put_slot(self, job: WriteJob, status: SlotStatus) -> bool:
+        delivered = status is SlotStatus.DELIVERED
+        record = Slot(
+            seq=job.seq,
+            room=job.room,
+            token=job.first_token if delivered else 0,
+            kv_len=job.kv_len if delivered else 0,
+            status=status,
+        )
+        self._sender.write_bytes(job.token, job.slot_offset, slot.encode(record))
+        return not self._sender.ring(job.token, job.seq)
+
+
+def _outcome(error: PeerError) -> Outcome:
+    return "in_doubt" if error.in_doubt else "failed"
