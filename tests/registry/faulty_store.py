@@ -1,0 +1,106 @@
+"""A store that fails on command, around one that does not."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from typing import Self
+
+from pdcore.errors import StoreUnavailable
+from pdcore.registry.memory import MemoryStore
+from pdcore.registry.store import (
+    Committed,
+    Condition,
+    LeaseId,
+    Revision,
+    Snapshot,
+    Stored,
+    WatchMessage,
+    Write,
+)
+
+
+class HurriedClock:
+    """Time that runs ``speed`` times as fast as the real one, and jumps when ``ahead_s`` is raised."""
+
+    def __init__(self, speed: float = 200.0) -> None:
+        self.speed = speed
+        self.ahead_s = 0.0
+
+    def now(self) -> float:
+        return time.monotonic() * self.speed + self.ahead_s
+
+    def wall(self) -> float:
+        return self.now()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / self.speed)
+
+
+class FaultyStore:
+    """Passes everything to a memory store, except while it is ``down`` and for what it was told to drop.
+
+    The memory store must prove its life often: a watch breaks at its next message.
+    """
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+        self.down = False
+        self.drop_revisions = 0
+        self.break_next_message = False
+        self.lists_total = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        return None
+
+    async def list(self, prefix: str) -> Snapshot:
+        self._check()
+        self.lists_total += 1
+        return await self.store.list(prefix)
+
+    async def get(self, key: str) -> Stored | None:
+        self._check()
+        return await self.store.get(key)
+
+    async def commit(self, conditions: tuple[Condition, ...], writes: tuple[Write, ...]) -> Committed:
+        self._check()
+        return await self.store.commit(conditions, writes)
+
+    async def grant(self, ttl_s: int) -> LeaseId:
+        self._check()
+        return await self.store.grant(ttl_s)
+
+    async def keep_alive(self, lease: LeaseId) -> float:
+        self._check()
+        return await self.store.keep_alive(lease)
+
+    async def revoke(self, lease: LeaseId) -> None:
+        self._check()
+        await self.store.revoke(lease)
+
+    @asynccontextmanager
+    async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[AsyncIterator[WatchMessage]]:
+        self._check()
+        async with self.store.watch(prefix, after_revision) as messages:
+            async with aclosing(self._passed_on(messages)) as passed:
+                yield passed
+
+    async def _passed_on(self, messages: AsyncIterator[WatchMessage]) -> AsyncGenerator[WatchMessage, None]:
+        async for message in messages:
+            self._check()
+            if self.break_next_message:
+                self.break_next_message = False
+                raise StoreUnavailable("the watch was cut")
+            if self.drop_revisions and isinstance(message, Revision):
+                self.drop_revisions -= 1
+            else:
+                yield message
+
+    def _check(self) -> None:
+        if self.down:
+            raise StoreUnavailable("the store is down")
