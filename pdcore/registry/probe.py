@@ -1,0 +1,72 @@
+"""Ask one address whether it is the incarnation it should be: a bounded ``GET /health`` without an HTTP library."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+_MAX_ANSWER_BYTES: Final = 16 << 10
+
+
+class _Health(msgspec.Struct):
+    incarnation: str | None = None
+
+
+async def answering_incarnation(url: str, timeout_s: float) -> str | None:
+    """The incarnation that ``{url}/health`` reports, None when nobody answers so within ``timeout_s``.
+
+    Refused connections, silence and answers of another kind are all None. Only ``http`` URLs can be asked.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return parse_answer(await _ask(url))
+    except (OSError, TimeoutError, ValueError, EOFError, asyncio.LimitOverrunError):
+        return None
+
+
+def parse_answer(answer: bytes) -> str | None:
+    """The incarnation in a whole HTTP response; None when it is no 200 or names none."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status = head.split(b"\r\n", 1)[0].split(b" ")
+    if len(status) < 2 or not status[0].startswith(b"HTTP/1.") or status[1] != b"200":
+        return None
+    try:
+        return msgspec.json.decode(body, type=_Health).incarnation
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def content_length(head: bytes) -> int | None:
+    """The body's length as an HTTP head announces it, None when it does not."""
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"content-length" and value.strip().isdigit():
+            return int(value)
+    return None
+
+
+async def _ask(url: str) -> bytes:
+    parts = urlsplit(url)
+    if parts.scheme != "http" or parts.hostname is None:
+        raise ValueError(f"{url} is not an http URL")
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80, limit=_MAX_ANSWER_BYTES)
+    try:
+        # HTTP/1.0: an answer of unknown length ends where the connection does, never chunked.
+        writer.write(f"GET /health HTTP/1.0\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        return head + await _read_body(reader, content_length(head))
+    finally:
+        writer.transport.abort()
+
+
+async def _read_body(reader: asyncio.StreamReader, length: int | None) -> bytes:
+    """``length`` bytes, or all there are; bounded either way."""
+    if length is not None:
+        return await reader.readexactly(min(length, _MAX_ANSWER_BYTES))
+    body = bytearray()
+    while len(body) < _MAX_ANSWER_BYTES and (chunk := await reader.read(_MAX_ANSWER_BYTES)):
+        body += chunk
+    return bytes(body)

@@ -1,0 +1,116 @@
+"""Records, specs and rank processes for tests of registration."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Final
+
+from pdcore.registry import machine
+from pdcore.registry.registrar_messages import RegistrarSpec
+from pdcore.registry.store import Store
+from pdcore.topology import codec
+from pdcore.topology.keys import Keyspace, RankPosition
+from pdcore.topology.records import Compat, InstanceRecord, RankRecord, Record
+
+FIRST: Final = RankPosition(0, 0, 0)
+SECOND: Final = RankPosition(1, 0, 0)
+COMPAT: Final = Compat(
+    model_fingerprint="f",
+    context_length=128,
+    kv_dtype="float32",
+    block_sizes=(16,),
+    kv_layout="block-major",
+    attention="gqa",
+    layers=2,
+    kv_heads=2,
+    head_dim=8,
+    transfer_engines=("shm",),
+    wire=1,
+    layout=1,
+)
+_BEATING: Final = "import os,sys,time\nwhile True:\n  os.write({fd},b'.'); time.sleep(0.05)"
+_ASLEEP: Final = "import time; time.sleep(600)"
+
+
+def spec(store_url: str, incarnation: str, *, ttl_s: int = 5, **fields: object) -> RegistrarSpec:
+    """A registrar's settings for instance ``d0`` of cluster ``test``, unless ``fields`` say otherwise."""
+    known: dict[str, object] = {
+        "store_url": store_url,
+        "cluster": "test",
+        "instance_id": "d0",
+        "incarnation": incarnation,
+        "role": "decode",
+        "ttl_s": ttl_s,
+        "store_timeout_s": 3.0,
+        "take_over": False,
+        "log_format": "text",
+        "log_level": "info",
+    }
+    return RegistrarSpec(**(known | fields))  # type: ignore[arg-type]
+
+
+def instance_record(incarnation: str, *, ranks: int = 1, url: str = "http://127.0.0.1:1") -> InstanceRecord:
+    """A serving decode instance of this process."""
+    return InstanceRecord(
+        incarnation=incarnation,
+        role="decode",
+        group="",
+        generation=0,
+        models=("m",),
+        url=url,
+        bootstrap_host=None,
+        bootstrap_port=None,
+        protocol="pdcore",
+        dp_size=ranks,
+        cp_size=1,
+        tp_size=1,
+        pp_size=1,
+        compat=COMPAT,
+        kv_tokens=1024,
+        block_size=16,
+        machine=machine.machine(),
+        boot_id=machine.boot_id(),
+        pid=os.getpid(),
+        state="serving",
+    )
+
+
+def rank_record(incarnation: str, port: int = 7001) -> RankRecord:
+    """A rank on this machine."""
+    return RankRecord(
+        incarnation=incarnation,
+        rank_ip="127.0.0.1",
+        rank_port=port,
+        transfer={"engine": "shm"},
+        device="cpu",
+        machine=machine.machine(),
+    )
+
+
+def draining(record: InstanceRecord) -> InstanceRecord:
+    """The same instance a moment later."""
+    return replace(record, state="draining")
+
+
+def rank_process(beat_pipe: int | None) -> subprocess.Popen[bytes]:
+    """A process that beats 20 times a second on ``beat_pipe`` (closed here), or just sleeps without one."""
+    code = _ASLEEP if beat_pipe is None else _BEATING.format(fd=beat_pipe)
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", code], pass_fds=() if beat_pipe is None else (beat_pipe,)
+    )
+    if beat_pipe is not None:
+        os.close(beat_pipe)
+    return process
+
+
+async def records(store: Store, cluster: str = "test") -> dict[str, Record | codec.Rejected]:
+    """Everything in a cluster's view, decoded, by its key relative to it."""
+    prefix = Keyspace(cluster=cluster).view
+    entries = (await store.list(prefix)).entries
+    return {
+        key.removeprefix(prefix): codec.decode(key.removeprefix(prefix), stored.value)
+        for key, stored in entries.items()
+    }
