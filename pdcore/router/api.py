@@ -146,18 +146,24 @@ def _check_one_prompt(param: str, prompt: object) -> None:
     if not isinstance(prompt, list):
         raise refuse(param, "must be a string or a list of token ids")
     if any(isinstance(item, str | list) for item in prompt):
-        _refuse_batch(param, prompt)
+        _check_batch(param, prompt)
+        return
     why = token_ids(prompt)
     if why is not None:
         raise refuse(param, why)
 
 
-def _refuse_batch(param: str, prompts: list[object]) -> None:
+def _check_batch(param: str, prompts: list[object]) -> None:
+    """A list of prompts is as good as its only one; more would need a room each."""
     if len({type(item) for item in prompts}) > 1:
         raise refuse(param, "mixes strings and token ids")
     if not all(prompts):
         raise refuse(param, "holds an empty prompt")
-    raise refuse(param, "must be one prompt: a list of prompts is not supported")
+    if len(prompts) > 1:
+        raise refuse(param, "must be one prompt: a list of several is not supported")
+    why = token_ids(prompts[0]) if isinstance(prompts[0], list) else None
+    if why is not None:
+        raise refuse(f"{param}[0]", why)
 
 
 def _check_generate(fields: Mapping[str, msgspec.Raw]) -> None:

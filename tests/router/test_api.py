@@ -1,0 +1,211 @@
+"""What a client may send, what is refused before any leg, and what reaches the engines untouched."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdcore.errors import ApiError
+from pdcore.router.api import Endpoint, parse
+
+pytestmark = pytest.mark.unit
+
+GOOD: dict[Endpoint, dict[str, Any]] = {
+    "chat": {"messages": [{"role": "user", "content": "hi"}]},
+    "completions": {"prompt": "hi"},
+    "generate": {"prompt": "hi"},
+}
+
+
+def refused(endpoint: Endpoint, body: object) -> ApiError:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with pytest.raises(ApiError) as caught:
+        parse(endpoint, raw)
+    assert caught.value.status == 400
+    return caught.value
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completions", "generate"])
+def test_a_plain_request_is_accepted(endpoint: Endpoint) -> None:
+    request = parse(endpoint, json.dumps({**GOOD[endpoint], "model": "m", "stream": True}).encode())
+    assert (request.endpoint, request.model, request.stream) == (endpoint, "m", True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b"", b" ", b"null", b"[]", b'"x"', b"7", b"{", b"{}x", b'{"prompt":"a",}', b'{"prompt":NaN}'),
+        *(b'{"prompt":01}', b'{"prompt":"\xff"}', b"\xef\xbb\xbf{}", b'{"prompt":"\\ud800"}'),
+        b'{"prompt":"a","x":' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+        b'{"prompt":"a","x":"\x01"}',
+    ],
+)
+def test_a_body_that_is_not_a_json_object_is_refused(body: bytes) -> None:
+    refused("completions", body)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        *(
+            "",
+            [],
+            [""],
+            [[]],
+            [[], []],
+            None,
+            1,
+            1.5,
+            True,
+            {},
+            {"a": 1},
+            [1.5],
+            [True],
+            [-1],
+            [2**31],
+            [None],
+        ),
+        *(["a", ""], ["a", "b"], ["a", 1], [1, "a"], [[1], [2]], [[1], "a"], [[1, "a"]], [{}]),
+    ],
+)
+def test_a_prompt_that_is_empty_or_no_single_prompt_is_refused_by_name(prompt: object) -> None:
+    error = refused("completions", {"prompt": prompt})
+    assert error.param is not None
+    assert error.param.startswith("prompt")
+
+
+@pytest.mark.parametrize("prompt", ["   ", "\n", [1], [0, 2**31 - 1], ["a"], [[1, 2]], "ü"])
+def test_whitespace_token_ids_and_one_prompt_in_a_list_are_prompts(prompt: object) -> None:
+    parse("completions", json.dumps({"prompt": prompt}).encode())
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        *(None, [], {}, "hi", 1, [1], ["hi"], [[]], [{}], [{"content": "x"}], [{"role": "", "content": "x"}]),
+        *([{"role": 1, "content": "x"}], [{"role": "user"}], [{"role": "user", "content": ""}]),
+        *([{"role": "user", "content": []}], [{"role": "user", "content": None}]),
+        *([{"role": "user", "content": 1}], [{"role": "user", "content": ["x"]}]),
+        *([{"role": "user", "content": [{}]}], [{"role": "user", "content": [{"type": 1}]}]),
+    ],
+)
+def test_messages_without_content_or_of_a_wrong_shape_are_refused_by_name(messages: object) -> None:
+    error = refused("chat", {"messages": messages})
+    assert error.param is not None
+    assert error.param.startswith("messages")
+
+
+def test_an_empty_system_message_beside_content_is_accepted() -> None:
+    messages = [
+        {"role": "system", "content": ""},
+        {"role": "user", "content": [{"type": "text", "text": "x"}]},
+    ]
+    parse("chat", json.dumps({"messages": messages}).encode())
+
+
+@pytest.mark.parametrize("given", [{}, {"prompt": "a", "text": "b"}, {"text": ""}, {"input_ids": [""]}])
+def test_generate_takes_exactly_one_kind_of_prompt(given: dict[str, Any]) -> None:
+    refused("generate", given)
+
+
+WRONG: list[tuple[str, object]] = [
+    *(("bootstrap_room", value) for value in (0, -1, 2**63, 2**64, 1.0, 1e3, "7", True, False, [], [1], {})),
+    *(("bootstrap_port", value) for value in (0, -1, 65536, "80", True, 1.5, [])),
+    *(("bootstrap_host", value) for value in ("", 1, [], True)),
+    *(("disagg_prefill_dp_rank", value) for value in (-1, 65536, "0", False, 0.0, [0])),
+    *(("n", value) for value in (0, -1, 2, 1_000_000, "3", 1.5, True)),
+    *(("max_tokens", value) for value in (0, -1, "4", 1.5, True, [], 2**40)),
+    *(("temperature", value) for value in ("hot", -1, True, [], {})),
+    *(("top_p", value) for value in (-0.1, 1.1, "1")),
+    *(("stream", value) for value in ("true", 1, 0, [])),
+    *(("model", value) for value in ("", 1, [], True)),
+    *(("stop", value) for value in ("", 1, [""], [1], {})),
+    *(("seed", value) for value in ("1", 1.5, True, 2**64)),
+    ("stream_options", {"include_usage": True}),
+    ("stream_options", "yes"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_wrong_value_is_refused_by_name(name: str, value: object) -> None:
+    body = {**GOOD["completions"], "bootstrap_host": "h", "bootstrap_port": 1, name: value}
+    error = refused("completions", body)
+    assert error.param == name
+    assert name in error.message
+    assert len(error.message) < 300
+
+
+@pytest.mark.parametrize("value", [1, 2**63 - 1])
+def test_a_room_within_63_bits_is_the_clients_name_and_reaches_no_leg(value: int) -> None:
+    request = parse("generate", json.dumps({"prompt": "a", "bootstrap_room": value}).encode())
+    assert request.room_name == value
+    assert json.loads(request.body({})) == {"prompt": "a"}
+
+
+@pytest.mark.parametrize("name", ["bootstrap_host", "bootstrap_port"])
+def test_host_and_port_come_together(name: str) -> None:
+    value: object = "h" if name == "bootstrap_host" else 1
+    assert "together" in refused("completions", {"prompt": "a", name: value}).message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("BOOTSTRAP_HOST", "Bootstrap_Room", "bootstrap_hosts", "disagg_prefill_dp_ranks", "DISAGG_x"),
+        *("kv_transfer_params", "KV_Transfer_Params", "metaserver"),
+    ],
+)
+def test_fields_by_which_engines_find_each_other_are_refused_in_any_spelling(name: str) -> None:
+    assert refused("completions", {"prompt": "a", name: None}).param == name
+
+
+def test_null_means_not_given() -> None:
+    nothing = dict.fromkeys(
+        ("model", "stream", "max_tokens", "bootstrap_room", "bootstrap_host", "stop", "n")
+    )
+    request = parse("completions", json.dumps({"prompt": "a", **nothing}).encode())
+    assert (request.model, request.stream, request.room_name) == (None, False, None)
+
+
+def test_unknown_fields_and_number_forms_reach_the_legs_byte_for_byte() -> None:
+    unknown = (
+        b'"a":1.10,"b":1e400,"c":-0.0,"d":123456789012345678901234567890,"e":"\\u00fc\\n\xc3\xbc",'
+        b'"f":{"x" : [1, 2.50, null],"x":2},"g":1E+2'
+    )
+    body = b'{"prompt":"hi",' + unknown + b',"temperature":0.50}'
+    sent = parse("completions", body).body({"bootstrap_room": 7})
+    assert sent == b'{"prompt":"hi",' + unknown + b',"temperature":0.50,"bootstrap_room":7}'
+
+
+def test_what_the_router_sets_replaces_what_the_client_sent_and_repeated_keys_count_once() -> None:
+    body = b'{"prompt":"a","bootstrap_room":5,"prompt":"b","bootstrap_room":6,"max_tokens":0,"max_tokens":3}'
+    request = parse("completions", body)
+    assert request.room_name == 6
+    assert request.body({"bootstrap_room": 9}) == b'{"prompt":"b","max_tokens":3,"bootstrap_room":9}'
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(min_size=1).map(lambda name: "x-" + name), json_values, max_size=4))
+def test_any_unknown_field_survives(extra: dict[str, Any]) -> None:
+    body = json.dumps({"prompt": "hi", **extra}).encode()
+    assert json.loads(parse("completions", body).body({})) == {"prompt": "hi", **extra}
+
+
+@given(st.binary(max_size=60) | json_values.map(lambda value: json.dumps(value).encode()))
+def test_anything_else_is_an_api_error_and_nothing_worse(body: bytes) -> None:
+    try:
+        request = parse("completions", body)
+    except ApiError:
+        return
+    assert isinstance(msgspec.json.decode(request.body({})), dict)
