@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from pdcore.errors import ConfigError
@@ -10,6 +11,7 @@ from pdcore.registry.store import Store
 ETCD: Final = "etcd://"
 ETCD_PORT: Final = 2379
 _WHERE: Final = "--store / PDCORE_STORE"
+_MEMBER: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?")
 
 
 def open_store(url: str, *, timeout_s: float) -> Store:
@@ -25,27 +27,16 @@ def open_store(url: str, *, timeout_s: float) -> Store:
 def etcd_addresses(url: str) -> tuple[str, ...]:
     """Every ``host:port`` of an etcd URL, in its order, the default port filled in."""
     scheme, separator, rest = url.partition("://")
-    if not separator or scheme + separator != ETCD:
+    if scheme + separator != ETCD:
         raise ConfigError(f"{_WHERE}: must start with {ETCD}, not with {scheme[:20]!r}")
     if "@" in rest:
         raise ConfigError(f"{_WHERE}: a user and password in the URL are not supported")
-    members = rest.removesuffix("/").split(",")
-    if any(character in rest.removesuffix("/") for character in "/?# "):
-        raise ConfigError(f"{_WHERE}: only addresses may follow {ETCD}, not a path: {rest!r}")
-    return tuple(_address(member) for member in members)
+    return tuple(_address(member) for member in rest.removesuffix("/").split(","))
 
 
 def _address(member: str) -> str:
-    host, port = _split(member)
-    number = int(port) if port.isascii() and port.isdigit() and len(port) <= 5 else 0
-    if not host or not 1 <= number <= 65535:
-        raise ConfigError(f"{_WHERE}: {member!r} is not HOST:PORT with a port from 1 to 65535")
-    return f"{host}:{number}"
-
-
-def _split(member: str) -> tuple[str, str]:
-    if member.startswith("["):
-        host, bracket, port = member.partition("]")
-        return (host + bracket if bracket else "", port.removeprefix(":") or str(ETCD_PORT))
-    host, colon, port = member.partition(":")
-    return host, port if colon else str(ETCD_PORT)
+    found = _MEMBER.fullmatch(member)
+    port = int(found["port"] or ETCD_PORT) if found else 0
+    if found is None or not 1 <= port <= 65535:
+        raise ConfigError(f"{_WHERE}: {member!r} is not HOST[:PORT] with a port from 1 to 65535")
+    return f"{found['host']}:{port}"

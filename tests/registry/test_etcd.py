@@ -16,7 +16,7 @@ from pdcore.registry.etcd.revisions import RevisionGrouper, key_range, key_text
 from pdcore.registry.etcd.watch import QUEUE_LIMIT, Patience, Stream
 from pdcore.registry.store import Put, Revision
 from tests.registry.store_contract import EtcdFactory, StoreContract, next_revision, put
-from tests.support.etcd_server import EtcdServer
+from tests.support.etcd_server import EtcdServer, require_etcd
 from tests.support.eventually import eventually
 from tests.support.network import Relay
 from tests.support.processes import free_port
@@ -221,3 +221,15 @@ async def test_closing_the_store_with_a_silent_peer_does_not_hang(etcd_endpoint:
                     await anext(messages)
             began = time.monotonic()
         assert time.monotonic() - began < 1
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("ci", "outcome"), [("true", pytest.fail.Exception), ("", pytest.skip.Exception)])
+def test_without_etcd_a_test_is_skipped_and_fails_where_ci_promises_one(
+    monkeypatch: pytest.MonkeyPatch, ci: str, outcome: type[BaseException]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.delenv("ETCD_BIN", raising=False)
+    with pytest.raises(outcome, match="no etcd program"):
+        require_etcd()
