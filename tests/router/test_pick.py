@@ -1,0 +1,215 @@
+"""Which pair serves a request, and every reason why one does not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+from typing import Any
+
+import pytest
+
+from pdcore.router.load import Ledger
+from pdcore.router.pick import CompatMemo, NoPair, Pick, Rules, Want, pick
+from pdcore.topology import codec, keys
+from pdcore.topology.compat import check_pair
+from pdcore.topology.records import DesiredRecord, InstanceRecord, OrderRecord, Record
+from pdcore.topology.topology import Stored, Topology, build
+from tests.router.fleet import COMPAT, MODEL, entries, record
+
+pytestmark = pytest.mark.unit
+
+WANT = Want(model=MODEL)
+
+
+def rules() -> Rules:
+    return Rules(
+        check=CompatMemo(lambda p, d: check_pair(p.record, d.record)),
+        protocols=frozenset({"bootstrap", "unified"}),
+    )
+
+
+def prefill(**changes: Any) -> InstanceRecord:
+    return record("prefill", "http://127.0.0.1:1", **changes)
+
+
+def decode(**changes: Any) -> InstanceRecord:
+    return record("decode", "http://127.0.0.1:2", **changes)
+
+
+def fleet(instances: dict[str, InstanceRecord], more: dict[str, Record] | None = None) -> Topology:
+    records: dict[str, Record] = dict(more or {})
+    for instance_id, made in instances.items():
+        records |= entries(instance_id, made)
+    return build({key: Stored(codec.encode(one), 5) for key, one in records.items()}, 7)
+
+
+def picked(topology: Topology, want: Want = WANT, ledger: Ledger | None = None) -> Pick:
+    found = pick(topology, want, ledger or Ledger(), rules())
+    assert isinstance(found, Pick), found
+    return found
+
+
+def against(topology: Topology, want: Want = WANT) -> NoPair:
+    found = pick(topology, want, Ledger(), rules())
+    assert isinstance(found, NoPair), found
+    return found
+
+
+def test_a_pair_is_picked_with_its_only_dp_rank_and_the_views_revision() -> None:
+    found = picked(fleet({"p": prefill(), "d": decode()}))
+    assert (found.name, found.prefill_dp_rank, found.revision) == ("p,d", 0, 7)
+
+
+@pytest.mark.parametrize(
+    ("who", "made", "reason"),
+    [
+        ("p", prefill(models=("other",)), "does not serve tiny"),
+        ("p", prefill(state="draining"), "is draining"),
+        ("p", prefill(state="starting"), "state is starting"),
+        ("p", prefill(group="g"), "is of generation 0, active is None"),
+        ("p", prefill(protocol="carrier-pigeon"), "carrier-pigeon"),
+        ("d", decode(models=("other",)), "does not serve tiny"),
+        ("d", decode(state="draining"), "is draining"),
+    ],
+)
+def test_each_exclusion_has_its_reason(who: str, made: InstanceRecord, reason: str) -> None:
+    found = against(fleet({"p": prefill(), "d": decode(), who: made}))
+    assert reason in "; ".join(found.reasons[who])
+    assert reason in found.sentence()
+
+
+def test_a_missing_rank_and_an_order_exclude() -> None:
+    alone = fleet({}, {keys.instance("p"): prefill(), **entries("d", decode())})
+    assert "rank 0.0.0 is missing" in against(alone).reasons["p"]
+    drain = OrderRecord(kind="drain", incarnation="i1", sticky=False, by="me")
+    ordered = fleet({"p": prefill(), "d": decode()}, {keys.order("d"): drain})
+    assert "is draining" in against(ordered).reasons["d"]
+
+
+def test_an_incompatible_pair_is_told_with_both_values() -> None:
+    other = record(
+        "decode",
+        "http://127.0.0.1:2",
+        compat=codec.compat_from({**codec.compat_document(COMPAT), "kv_dtype": "bfloat16"}),
+    )
+    sentence = against(fleet({"p": prefill(), "d": other})).sentence()
+    assert "float32" in sentence
+    assert "bfloat16" in sentence
+
+
+def test_the_active_generation_serves_and_no_other_pairs_with_it() -> None:
+    desired = DesiredRecord(active=2, candidate=None, deadline=None, replicas={})
+    generations = {
+        f"{role[0]}{g}": record(role, "http://127.0.0.1:1", group="g", generation=g)  # type: ignore[arg-type]
+        for role, g in product(("prefill", "decode"), (1, 2))
+    }
+    topology = fleet(generations, {keys.desired("g"): desired})
+    assert picked(topology).name == "p2,d2"
+    refused = Want(model=MODEL, excluded={("p2", "i1"): "refused"})
+    assert against(topology, refused).reasons["p1"] == ("is of generation 1, active is 2",)
+
+
+def test_who_refused_is_left_out_until_it_is_another_incarnation() -> None:
+    instances = {"p": prefill(), "p2": prefill(), "d": decode()}
+    want = Want(model=MODEL, excluded={("p", "i1"): "refused the connection"})
+    assert picked(fleet(instances), want).name == "p2,d"
+    alone = against(fleet({"p": prefill(), "d": decode()}), want)
+    assert alone.reasons["p"] == ("refused the connection",)
+    assert picked(fleet({"p": prefill(incarnation="i2"), "d": decode()}), want).name == "p,d"
+
+
+def test_a_pin_and_a_dp_rank_restrict_the_prefill() -> None:
+    instances = {"p": prefill(), "wide": prefill(dp_size=2), "d": decode()}
+    topology = fleet(instances)
+    for _ in range(4):
+        assert picked(topology, Want(model=MODEL, pinned_prefill="wide")).name == "wide,d"
+    ranked = picked(topology, Want(model=MODEL, prefill_dp_rank=1))
+    assert (ranked.name, ranked.prefill_dp_rank) == ("wide,d", 1)
+    assert picked(topology, Want(model=MODEL, pinned_prefill="wide")).prefill_dp_rank is None
+    assert "has no dp rank 5" in against(topology, Want(model=MODEL, prefill_dp_rank=5)).reasons["p"]
+
+
+def test_unified_serves_only_when_no_pair_is_eligible() -> None:
+    unified = record("unified", "http://127.0.0.1:3")
+    instances = {"u": unified, "p": prefill(), "d": decode()}
+    assert picked(fleet(instances)).name == "p,d"
+    alone = picked(fleet({"u": unified, "p": prefill()}))
+    assert (alone.name, alone.prefill, alone.prefill_dp_rank) == ("u", None, None)
+    assert against(fleet({"u": unified}), Want(model=MODEL, pinned_prefill="p")).reasons["*"]
+
+
+def test_an_empty_fleet_says_which_roles_are_missing() -> None:
+    assert against(Topology.empty()).reasons == {
+        "*": ("no prefill instance is ready", "no decode instance is ready")
+    }
+
+
+@pytest.mark.parametrize(("prefills", "decodes"), list(product((1, 2, 3, 4), (1, 2, 3, 4))))
+def test_one_at_a_time_every_member_gets_its_share_and_every_pair_occurs(prefills: int, decodes: int) -> None:
+    topology = fleet(
+        {f"p{n}": prefill() for n in range(prefills)} | {f"d{n}": decode() for n in range(decodes)}
+    )
+    ledger, pairs = Ledger(), Counter[tuple[str, str]]()
+    rounds = 1000
+    for _ in range(rounds):
+        found = picked(topology, ledger=ledger)
+        assert found.prefill is not None
+        for hold in ledger.take(found).values():
+            hold.release()
+        pairs[found.prefill.instance_id, found.decode.instance_id] += 1
+    assert len(pairs) == prefills * decodes
+    for count, names in ((prefills, 0), (decodes, 1)):
+        shares = Counter[str]()
+        for pair, times in pairs.items():
+            shares[pair[names]] += times
+        assert all(abs(share - rounds / count) <= 0.1 * rounds / count for share in shares.values())
+
+
+def test_the_fewest_open_legs_win_and_a_new_member_gets_no_flood() -> None:
+    ledger = Ledger()
+    topology = fleet({"p0": prefill(), "p1": prefill(), "d": decode()})
+    busy = picked(topology, ledger=ledger)
+    ledger.take(busy)
+    for _ in range(3):
+        other = picked(topology, ledger=ledger)
+        assert other.prefill != busy.prefill
+        for hold in ledger.take(other).values():
+            hold.release()
+    grown = fleet({"p0": prefill(), "p1": prefill(), "p2": prefill(), "d": decode()})
+    firsts = Counter[str]()
+    for _ in range(6):
+        found = picked(grown, ledger=ledger)
+        firsts[found.name] += 1
+        for hold in ledger.take(found).values():
+            hold.release()
+    assert max(firsts.values()) <= 3
+
+
+def test_holds_are_released_once_and_no_count_is_kept_for_nobody() -> None:
+    ledger = Ledger()
+    holds = ledger.take(picked(fleet({"p": prefill(), "d": decode()})))
+    assert (ledger.in_flight("p"), ledger.in_flight("d"), ledger.total) == (1, 1, 2)
+    with holds["p"]:
+        holds["p"].release()
+    assert (ledger.in_flight("p"), ledger.in_flight("d")) == (0, 1)
+    holds["d"].release()
+    holds["d"].release()
+    assert ledger.total == 0
+
+
+def test_turns_of_instances_that_are_gone_are_forgotten() -> None:
+    ledger = Ledger()
+    ledger.take(picked(fleet({"p": prefill(), "d": decode()})))
+    ledger.forget({"d"})
+    assert ledger.last_use("p") == ledger.last_use("p", "d") == 0
+    assert ledger.last_use("d") == 1
+
+
+def test_the_memo_asks_once_per_version_and_stays_bounded() -> None:
+    asked: list[str] = []
+    memo = CompatMemo(lambda p, d: (asked.append(p.instance_id), ())[1], entries=2)
+    topology = fleet({"p": prefill(), "q": prefill(), "r": prefill(), "d": decode()})
+    instances = topology.instances
+    for who in ("p", "p", "q", "q", "r", "p"):
+        memo(instances[who], instances["d"])
+    assert asked == ["p", "q", "r", "p"]
