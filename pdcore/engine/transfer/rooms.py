@@ -42,7 +42,8 @@ class SendFailed:
 
 @dataclass(frozen=True, slots=True)
 class WriteEnded:
-    """The write that ``send`` started reads its source blocks no more. Comes once per ``send``."""
+    """The write that ``send`` started reads its source blocks no more. Comes once per ``send``; in doubt, only when
+    the decode rank is gone."""
 
     room: int
 
@@ -77,7 +78,11 @@ Effect = SendEvent | Say | StopWrite | Release
 
 @dataclass(slots=True)
 class Link:
-    """One decode rank's memory. ``ended`` maps seqs to what is answered about them."""
+    """One decode rank's memory.
+
+    ``ended`` maps seqs to what is answered about them; ``pinned`` are rooms whose write is in doubt, so that their
+    source blocks are held until the link is released.
+    """
 
     token: bytes
     decode: wire.RankIdentity
@@ -87,6 +92,7 @@ class Link:
     writing: int = 0
     ended: OrderedDict[int, wire.ToDecode] = field(default_factory=OrderedDict)
     in_doubt: set[int] = field(default_factory=set)
+    pinned: list[int] = field(default_factory=list)
 
     def remember(self, message: wire.Accepted | wire.Failed | wire.Drained) -> None:
         """Answer later questions about this seq with ``message``."""

@@ -179,15 +179,19 @@ class SendLedger:
         return room.shake, link.shape
 
     def write_ended(self, room_id: int, outcome: Outcome, message: str, now: float) -> list[Effect]:
-        """Every write of the room returned. ``delivered`` includes the slot."""
+        """Every write of the room returned. ``delivered`` includes the slot; in doubt, the source stays pinned
+        until the link is released."""
         room = self._rooms[room_id]
         assert room.shake is not None
         link = self._links[room.shake.token]
         room.writing = False
         link.writing -= 1
+        effects: list[Effect] = []
         if outcome == "in_doubt":
             link.in_doubt.add(room.shake.seq)
-        effects: list[Effect] = [WriteEnded(room_id)]
+            link.pinned.append(room_id)
+        else:
+            effects.append(WriteEnded(room_id))
         if room.state is TransferState.FAILED:
             self._bury(room, "prefill_failed", f"room {room_id} has ended", now)
             return [*effects, *self._after_failure(link, room.shake.seq), *self._release(link)]
@@ -344,7 +348,7 @@ class SendLedger:
         if not link.lost or link.writing or link.token not in self._links:
             return []
         del self._links[link.token]
-        return [Release(link.token)]
+        return [Release(link.token), *(WriteEnded(room) for room in link.pinned)]
 
     def _bury(self, room: Room, code: ErrorCode, message: str, now: float) -> None:
         del self._rooms[room.room]
