@@ -6,6 +6,7 @@ into the session, and what a leader must know is returned as messages.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -39,6 +40,10 @@ class Handoffs(Protocol):
 
     def pollables(self) -> Sequence[int | zmq.Socket[bytes]]:
         """What wakes the loop for this side."""
+        ...
+
+    def next_wake(self) -> float:
+        """When ``poll`` has something to do even if nothing is readable."""
         ...
 
     def started(self, start: Start, now: float) -> None:
@@ -79,6 +84,9 @@ class NoHandoffs:
     def pollables(self) -> Sequence[int | zmq.Socket[bytes]]:
         return ()
 
+    def next_wake(self) -> float:
+        return math.inf
+
     def started(self, start: Start, now: float) -> None:
         pass
 
@@ -110,6 +118,9 @@ class PrefillHandoffs:
 
     def pollables(self) -> Sequence[int | zmq.Socket[bytes]]:
         return self._session.pollables()
+
+    def next_wake(self) -> float:
+        return self._session.next_wake()
 
     def started(self, start: Start, now: float) -> None:
         self._session.expect(
@@ -153,7 +164,8 @@ class PrefillHandoffs:
             self._session.fail(request.start.room, "cancelled", "the prefill leg was cancelled")
 
     def gauges(self) -> HandoffGauges:
-        return HandoffGauges(rooms=self._session.statistics().rooms)
+        statistics = self._session.statistics()
+        return HandoffGauges(rooms=statistics.rooms + statistics.stashed + statistics.writing)
 
 
 class DecodeHandoffs:
@@ -165,6 +177,9 @@ class DecodeHandoffs:
 
     def pollables(self) -> Sequence[int | zmq.Socket[bytes]]:
         return self._session.pollables()
+
+    def next_wake(self) -> float:
+        return self._session.next_wake()
 
     def started(self, start: Start, now: float) -> None:
         if start.prefill is None:
@@ -188,6 +203,9 @@ class DecodeHandoffs:
         for item in admitted:
             request = self._scheduler.held(item.request_id)
             assert request.start.prefill is not None, "started without a prefill rank"
+            if not self._session.can_open(request.start.prefill, len(item.blocks)):
+                self._scheduler.postponed(item.request_id)
+                continue
             try:
                 seq = self._session.open(
                     room=request.start.room,
@@ -219,5 +237,5 @@ class DecodeHandoffs:
         return HandoffGauges(
             slots_total=statistics.slots_total,
             slots_used=statistics.slots_used,
-            rooms=statistics.rooms,
+            rooms=statistics.rooms + statistics.quarantined,
         )

@@ -7,6 +7,7 @@ queue or a slow leader never holds up a step.
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -87,7 +88,8 @@ class RankLoop:
         while not self._stopping:
             computed = self.turn()
             if not computed:
-                wake.wait([self._leader.socket, *self._handoffs.pollables()], IDLE_WAIT_S)
+                most_s = min(IDLE_WAIT_S, self._handoffs.next_wake() - self._clock.now())
+                wake.wait([self._leader.socket, *self._handoffs.pollables()], max(0.0, most_s))
 
     def turn(self) -> bool:
         """One step; whether something was computed."""
@@ -135,6 +137,11 @@ class RankLoop:
         requests = [self._scheduler.held(item.request_id) for item in batch]
         if self._traces:
             self._trace_first_steps(requests)
+        self._counters.prefill_tokens += sum(
+            len(item.token_ids)
+            for item, request in zip(batch, requests, strict=True)
+            if not request.generating
+        )
         began = self._clock.now()
         tokens = self._model.run(batch, [request.start for request in requests])
         outcome = self._scheduler.complete(batch, tokens)
@@ -144,9 +151,6 @@ class RankLoop:
         self._counters.inference_s += self._clock.now() - began
         self._counters.steps += 1
         self._counters.output_tokens += len(tokens)
-        self._counters.prefill_tokens += sum(
-            len(i.token_ids) for i in batch if not i.samples or len(i.token_ids) > 1
-        )
 
     def _trace_first_steps(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -247,4 +251,4 @@ class _WakeUp:
             for new in wanted:
                 self._poller.register(new, zmq.POLLIN)
             self._watched = wanted
-        self._poller.poll(most_s * 1000)
+        self._poller.poll(math.ceil(most_s * 1000))

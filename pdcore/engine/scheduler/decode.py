@@ -35,6 +35,13 @@ class DecodeScheduler(Scheduler):
         """The hand-off could not even be asked for: nobody knows the blocks, so they are free at once."""
         self._pool.free(self._opening.pop(request_id).blocks)
 
+    def postponed(self, request_id: str) -> None:
+        """Too much memory waits for its prefill already: it is first in line again, and holds up nobody else."""
+        request = self._opening.pop(request_id)
+        self._pool.free(request.blocks)
+        request.blocks = ()
+        self._prealloc.appendleft(request)
+
     def arrived(self, seq: int, first_token: int, kv_len: int) -> tuple[Request, Output] | None:
         """The KV of ``seq`` is here and nobody writes there any more: the request runs, or is complete.
 

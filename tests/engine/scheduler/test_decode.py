@@ -107,6 +107,16 @@ def test_a_hand_off_that_could_not_be_asked_for_frees_its_blocks() -> None:
     assert d.scheduler.find("a") is None
 
 
+def test_a_postponed_request_is_first_in_line_and_holds_up_nobody() -> None:
+    d = Decode()
+    d.scheduler.add(start("a", 8, room=1), 0)
+    d.scheduler.add(start("b", 8, room=2), 0)
+    assert [item.request_id for item in d.admit()] == ["a", "b"]
+    d.scheduler.postponed("a")
+    d.scheduler.opened("b", 1)
+    assert [item.request_id for item in d.admit()] == ["a"]
+
+
 def test_a_quarantined_hand_off_keeps_its_slot() -> None:
     d = Decode(slots=1)
     d.scheduler.add(start("a", room=1), 0)
