@@ -98,7 +98,7 @@ def _reach(prefill: InstanceRecord, decode: InstanceRecord) -> tuple[str, ...]:
 
 
 def _unequal(name: str, prefill: Json | tuple[int, ...], decode: Json | tuple[int, ...]) -> tuple[str, ...]:
-    if type(prefill) is type(decode) and prefill == decode:
+    if prefill == decode:
         return ()
     return (f"{name}: prefill has {_value(prefill)}, decode {_value(decode)}",)
 

@@ -1,0 +1,144 @@
+"""Every reason why two instances cannot serve one request, each with the field and both values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pdcore.topology.compat import check, check_pair, reaching_engines
+from pdcore.topology.records import InstanceRecord
+from tests.support.fleet import compat, instance_record
+
+pytestmark = pytest.mark.unit
+
+PREFILL = instance_record()
+DECODE = instance_record("decode")
+
+
+def decode(**changes: Any) -> InstanceRecord:
+    return instance_record("decode", **changes)
+
+
+def test_like_goes_with_like() -> None:
+    assert check(compat(), compat()) == ()
+    assert check_pair(PREFILL, DECODE) == ()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("model_fingerprint", "ff", "model_fingerprint: prefill has '0123456789abcdef', decode 'ff'"),
+        ("context_length", 4096, "context_length: prefill has 8192, decode 4096"),
+        ("kv_dtype", "bfloat16", "kv_dtype: prefill has 'float32', decode 'bfloat16'"),
+        ("block_sizes", (16, 32), "block_sizes: prefill has 16, decode 16, 32"),
+        ("kv_layout", "layer_major", "kv_layout: prefill has 'block_major', decode 'layer_major'"),
+        ("attention", "mla", "attention: prefill has 'gqa', decode 'mla'"),
+        ("layers", 31, "layers: prefill has 30, decode 31"),
+        ("kv_heads", 4, "kv_heads: prefill has 3, decode 4"),
+        ("head_dim", 128, "head_dim: prefill has 64, decode 128"),
+        ("wire", 2, "wire: prefill has 1, decode 2"),
+        ("layout", 2, "layout: prefill has 1, decode 2"),
+    ],
+)
+def test_what_must_be_agreed_on_is_named(field: str, value: object, reason: str) -> None:
+    assert check(compat(), compat(**{field: value})) == (reason,)
+    assert check_pair(PREFILL, decode(compat=compat(**{field: value}))) == (reason,)
+
+
+def test_all_reasons_are_given_together() -> None:
+    other = compat(layers=1, wire=9, transfer_engines=("mooncake",))
+    assert check(compat(), other) == (
+        "layers: prefill has 30, decode 1",
+        "wire: prefill has 1, decode 9",
+        "transfer_engines: prefill offers shm, tcp, decode mooncake: none in common",
+    )
+
+
+def test_equal_blocks_without_any_engine_are_no_pair() -> None:
+    none = compat(transfer_engines=())
+    assert check(none, none) == ("transfer_engines: prefill offers none, decode none: none in common",)
+
+
+def test_a_newer_field_counts_when_both_have_it() -> None:
+    yarn, linear = compat(extra={"rope": "yarn"}), compat(extra={"rope": "linear"})
+    assert check(yarn, linear) == ("rope: prefill has 'yarn', decode 'linear'",)
+    assert check(yarn, compat()) == check(compat(), yarn) == check(yarn, yarn) == ()
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "reason"),
+    [
+        (DECODE, DECODE, "role: the prefill side is decode"),
+        (PREFILL, instance_record("unified"), "role: the decode side is unified"),
+        (PREFILL, decode(group="g"), "group: prefill has '', decode 'g'"),
+        (PREFILL, decode(generation=2), "generation: prefill has 0, decode 2"),
+        (PREFILL, decode(protocol="other"), "protocol: prefill has 'pdcore', decode 'other'"),
+        (
+            PREFILL,
+            decode(models=("big", "large")),
+            "models: prefill serves tiny, decode big, large: none in common",
+        ),
+        (PREFILL, decode(pp_size=2), "pp_size: decode has 2, only 1 can be served"),
+        (instance_record(pp_size=3), DECODE, "pp_size: prefill has 3, only 1 can be served"),
+        (PREFILL, decode(cp_size=2), "cp_size: decode has 2, only 1 can be served"),
+        (
+            instance_record(tp_size=2),
+            decode(tp_size=3),
+            "tp_size: prefill has 2, decode 3: neither divides the other",
+        ),
+    ],
+)
+def test_what_keeps_a_pair_apart_is_named(
+    prefill: InstanceRecord, decode: InstanceRecord, reason: str
+) -> None:
+    assert check_pair(prefill, decode) == (reason,)
+
+
+@pytest.mark.parametrize(("prefill", "decode_size"), [(1, 4), (4, 1), (4, 2), (2, 2)])
+def test_tensor_parallel_sizes_that_divide_pair(prefill: int, decode_size: int) -> None:
+    assert (
+        check_pair(instance_record(tp_size=prefill, cp_size=2, dp_size=3), decode(tp_size=decode_size)) == ()
+    )
+
+
+def test_one_model_in_common_is_enough() -> None:
+    assert check_pair(instance_record(models=("a", "b")), decode(models=("b", "c"))) == ()
+
+
+SHM = compat(transfer_engines=("shm",))
+
+
+@pytest.mark.parametrize(
+    ("prefill_boot", "decode_boot", "engines"),
+    [
+        ("boot-a", "boot-a", ("shm", "tcp")),
+        ("boot-a", "boot-b", ("tcp",)),
+        ("", "", ("tcp",)),
+        ("boot-a", "", ("tcp",)),
+    ],
+)
+def test_shared_memory_reaches_only_within_one_boot(
+    prefill_boot: str, decode_boot: str, engines: tuple[str, ...]
+) -> None:
+    assert reaching_engines(instance_record(boot_id=prefill_boot), decode(boot_id=decode_boot)) == engines
+
+
+def test_a_pair_that_no_common_engine_joins_is_refused() -> None:
+    far = decode(boot_id="boot-b", compat=SHM)
+    assert check_pair(PREFILL, far) == (
+        "boot_id: prefill runs under 'boot-a', decode under 'boot-b': shm does not reach that far",
+    )
+    assert check_pair(PREFILL, decode(compat=SHM)) == ()
+
+
+def test_engines_that_are_not_shared_are_not_blamed_on_the_distance() -> None:
+    apart = decode(boot_id="boot-b", compat=compat(transfer_engines=("mooncake",)))
+    assert check_pair(PREFILL, apart) == (
+        "transfer_engines: prefill offers shm, tcp, decode mooncake: none in common",
+    )
+
+
+def test_an_engine_that_reaches_anywhere_joins_two_machines() -> None:
+    mooncake = compat(transfer_engines=("mooncake", "shm"))
+    assert check_pair(instance_record(compat=mooncake), decode(boot_id="boot-b", compat=mooncake)) == ()
