@@ -68,9 +68,8 @@ class Stage:
         ]
 
     async def said(self, name: str, count: int = 1) -> list[str]:
-        return await eventually(
-            lambda: len(self.lines(name)) >= count and self.lines(name), 10, f"{name} says"
-        )
+        await eventually(lambda: len(self.lines(name)) >= count, 10, f"{name} says {count} lines")
+        return self.lines(name)
 
 
 @pytest.fixture
