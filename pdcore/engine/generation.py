@@ -19,13 +19,15 @@ from pdcore.clock import Clock
 from pdcore.engine import legs, openai
 from pdcore.engine.answer import Answer
 from pdcore.engine.dispatch import Reply
+from pdcore.engine.fields import Body
 from pdcore.engine.legs import Expectation, Leg
 from pdcore.engine.messages import Limits, PrefillPeer, Sampling, Start
 from pdcore.engine.metrics import Metrics
+from pdcore.engine.model.stop_strings import StopStrings
 from pdcore.engine.openai import Head, Shape
-from pdcore.engine.requests import SEED_BITS, Api, Body, Conversation, GenerationRequest, Prompt, parse
+from pdcore.engine.requests import SEED_BITS, Api, Conversation, GenerationRequest, Prompt, parse
 from pdcore.engine.state import LeaderState
-from pdcore.engine.transcript import Detokenizing, Piece, Stopping, Transcript
+from pdcore.engine.transcript import Detokenizing, Piece, Transcript
 from pdcore.errors import ApiError
 from pdcore.topology.keys import RankPosition
 
@@ -36,19 +38,13 @@ KV_RECEIVED: Final[Mapping[str, str]] = {legs.KV: "received"}
 class Texts(Protocol):
     """The model's text side."""
 
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
+    eos_token_ids: tuple[int, ...]
 
     def encode(self, text: str) -> list[int]: ...
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
 
-    def detokenizer(self) -> Detokenizing: ...
-
-    def stop_strings(self, stops: Sequence[str]) -> Stopping: ...
+    def detokenizer(self, prompt: Sequence[int]) -> Detokenizing: ...
 
 
 class Ranks(Protocol):
@@ -67,7 +63,10 @@ class PrefillPeers(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """Everything a request needs, built once per process. ``serial`` makes internal request ids unique."""
+    """Everything a request needs, built once per process.
+
+    ``vocab_size`` is the model's: no token id may reach it. ``serial`` makes internal request ids unique.
+    """
 
     state: LeaderState
     texts: Texts
@@ -77,6 +76,7 @@ class Engine:
     clock: Clock
     max_body_bytes: int
     request_timeout_s: float
+    vocab_size: int
     serial: itertools.count[int]
 
 
@@ -99,7 +99,7 @@ async def prepare(
     state = engine.state
     leg = None if state.role == "unified" else legs.parse_leg(body)
     room = legs.parse_room(body) if leg is None else leg.room
-    request = parse(api, body, vocab_size=engine.texts.vocab_size)
+    request = parse(api, body, vocab_size=engine.vocab_size)
     if request.model is not None and request.model not in state.models:
         message = f"the model {request.model[:128]!r} does not exist here; there is {', '.join(state.models)}"
         raise ApiError("model_not_found", message, param="model")
@@ -124,7 +124,7 @@ async def prepare(
         rank=_rank(engine, leg),
         room=room,
         shape=openai.shape(api, _head(engine, request, request_id, room)),
-        transcript=_transcript(engine.texts, request, len(prompt)),
+        transcript=_transcript(engine.texts, request, prompt),
     )
 
 
@@ -236,10 +236,10 @@ def _head(engine: Engine, request: GenerationRequest, request_id: str, room: int
     )
 
 
-def _transcript(texts: Texts, request: GenerationRequest, prompt_tokens: int) -> Transcript:
+def _transcript(texts: Texts, request: GenerationRequest, prompt: tuple[int, ...]) -> Transcript:
     return Transcript(
-        texts.detokenizer(),
-        texts.stop_strings(request.stop),
-        prompt_tokens=prompt_tokens,
+        texts.detokenizer(prompt),
+        StopStrings(request.stop),
+        prompt_tokens=len(prompt),
         silent_ids=frozenset((*texts.eos_token_ids, *request.stop_token_ids)),
     )

@@ -9,12 +9,13 @@ import asyncio
 import errno
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final
 
 import uvicorn
 
 from pdcore.errors import ConfigError
+from pdcore.registry.beside import running_beside
 
 BACKLOG: Final = 1024
 CLOSING_S: Final = 2
@@ -74,12 +75,20 @@ async def serving(app: Any, listener: socket.socket) -> AsyncIterator[None]:
         timeout_graceful_shutdown=CLOSING_S,
     )
     server = _Server(config)
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(server.serve(sockets=[listener]))
+    ended = asyncio.Event()
+
+    async def serve() -> None:
+        await server.serve(sockets=[listener])
+        ended.set()
+
+    async with running_beside(serve()):
         try:
             yield
         finally:
             server.should_exit = True
+            with suppress(TimeoutError):  # what did not end by then is cut when the block is left
+                async with asyncio.timeout(2 * CLOSING_S):
+                    await ended.wait()
 
 
 class _Server(uvicorn.Server):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
-from pdcore.engine.requests import Body, integer, text
+from pdcore.engine.fields import Body, integer, text
 from pdcore.errors import ApiError
 from pdcore.topology.records import Role
 

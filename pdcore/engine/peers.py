@@ -78,8 +78,8 @@ def locate(topology: Topology, leg: Leg, expected: str | None) -> PrefillPeer:
         raise stale_peer(address, expected)
     position = RankPosition(choose_dp_rank(leg, instance.record.dp_size), 0, 0)
     rank = instance.ranks.get(position)
-    if rank is None:
-        message = f"prefill instance {instance.instance_id} has no rank {position} now"
+    if rank is None or rank.rank_port is None:
+        message = f"prefill instance {instance.instance_id} has no rank {position} that takes handshakes now"
         raise ApiError("backend_unavailable", message)
     return PrefillPeer(
         instance_id=instance.instance_id,

@@ -13,10 +13,10 @@ from typing import Final, Literal
 
 import msgspec
 
+from pdcore.engine.fields import Body, boolean, integer, kind_of, number, shortened, text, wrong
 from pdcore.errors import ApiError
 
 Api = Literal["chat", "completions", "generate"]
-Body = Mapping[str, object]
 
 MOST_STOPS: Final = 4
 LONGEST_STOP: Final = 256
@@ -99,7 +99,7 @@ def parse(api: Api, body: Body, *, vocab_size: int) -> GenerationRequest:
     temperature = number(body, "temperature", 0, 2)
     top_p = number(body, "top_p", 0, 1)
     if top_p == 0:
-        raise _wrong("top_p", "must be greater than 0 and at most 1")
+        raise wrong("top_p", "must be greater than 0 and at most 1")
     return GenerationRequest(
         api=api,
         model=_model(body),
@@ -115,66 +115,6 @@ def parse(api: Api, body: Body, *, vocab_size: int) -> GenerationRequest:
         stream=boolean(body, "stream"),
         include_usage=_include_usage(body),
     )
-
-
-def kind_of(value: object) -> str:
-    """What JSON calls the type of ``value``."""
-    names = {bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "a list"}
-    return "null" if value is None else names.get(type(value), "an object")
-
-
-def boolean(body: Body, name: str) -> bool:
-    """``body[name]``, false when absent."""
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise _wrong(name, f"must be true or false, not {kind_of(value)}")
-    return bool(value)
-
-
-def integer(body: Body, name: str, low: int, high: int) -> int | None:
-    """``body[name]`` within ``low … high``; a boolean, a float or digits in a string are not integers."""
-    value = body.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise _wrong(name, f"must be an integer, not {kind_of(value)}")
-    if not low <= value <= high:
-        raise _wrong(name, f"must be from {low} to {high}, not {shortened(value)}")
-    return value
-
-
-def number(body: Body, name: str, low: float, high: float) -> float | None:
-    """``body[name]`` within ``low … high`` as a float."""
-    value = body.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise _wrong(name, f"must be a number, not {kind_of(value)}")
-    if not low <= value <= high:
-        raise _wrong(name, f"must be from {low:g} to {high:g}, not {shortened(value)}")
-    return float(value)
-
-
-def text(body: Body, name: str, longest: int) -> str | None:
-    """``body[name]`` as a non-empty string of at most ``longest`` characters."""
-    value = body.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        raise _wrong(name, f"must be a string, not {kind_of(value)}")
-    if not 0 < len(value) <= longest:
-        raise _wrong(name, f"must have 1 to {longest} characters, not {len(value)}")
-    return value
-
-
-def shortened(value: object) -> str:
-    """``value`` for a message: never more than 40 characters of what a client sent."""
-    shown = str(value) if not isinstance(value, int) or abs(value) < 1 << 128 else "a huge integer"
-    return shown if len(shown) <= 40 else f"{shown[:40]}…"
-
-
-def _wrong(name: str, problem: str) -> ApiError:
-    return ApiError("invalid_request", f"{name} {problem}", param=name)
 
 
 def _model(body: Body) -> str | None:
@@ -243,10 +183,10 @@ def _refuse_unsupported(api: Api, body: Body) -> None:
     for name, neutral in _UNSUPPORTED.items():
         value = body.get(name)
         if value is not None and not neutral(value):
-            raise _wrong(name, "asks for something this engine does not support")
+            raise wrong(name, "asks for something this engine does not support")
     for name in ("prompt",) if api == "chat" else ("messages",):
         if body.get(name) is not None:
-            raise _wrong(name, f"is not a field of this endpoint ({api})")
+            raise wrong(name, f"is not a field of this endpoint ({api})")
 
 
 # prompts
@@ -255,13 +195,13 @@ def _refuse_unsupported(api: Api, body: Body) -> None:
 def _prompt(body: Body, vocab_size: int) -> str | tuple[int, ...]:
     value = body.get("prompt")
     if value is None:
-        raise _wrong("prompt", "is missing")
+        raise wrong("prompt", "is missing")
     if isinstance(value, str):
         return _non_empty(value)
     if not isinstance(value, list):
-        raise _wrong("prompt", f"must be a string or a list of token ids, not {kind_of(value)}")
+        raise wrong("prompt", f"must be a string or a list of token ids, not {kind_of(value)}")
     if not value:
-        raise _wrong("prompt", "is empty")
+        raise wrong("prompt", "is empty")
     if all(isinstance(item, str) or isinstance(item, list) for item in value):
         return _only_prompt(value, vocab_size)
     return _token_ids("prompt", value, vocab_size)
@@ -269,19 +209,19 @@ def _prompt(body: Body, vocab_size: int) -> str | tuple[int, ...]:
 
 def _only_prompt(prompts: list[object], vocab_size: int) -> str | tuple[int, ...]:
     if len(prompts) > 1:
-        raise _wrong("prompt", f"holds {len(prompts)} prompts; one per request is supported")
+        raise wrong("prompt", f"holds {len(prompts)} prompts; one per request is supported")
     only = prompts[0]
     if isinstance(only, str):
         return _non_empty(only)
     assert isinstance(only, list)
     if not only:
-        raise _wrong("prompt", "is empty")
+        raise wrong("prompt", "is empty")
     return _token_ids("prompt", only, vocab_size)
 
 
 def _non_empty(prompt: str) -> str:
     if not prompt:
-        raise _wrong("prompt", "is empty")
+        raise wrong("prompt", "is empty")
     return prompt
 
 
@@ -289,9 +229,9 @@ def _token_ids(name: str, values: list[object], vocab_size: int) -> tuple[int, .
     ids: list[int] = []
     for place, value in enumerate(values):
         if not isinstance(value, int) or isinstance(value, bool):
-            raise _wrong(name, f"holds {kind_of(value)} at {place}; a token id is an integer")
+            raise wrong(name, f"holds {kind_of(value)} at {place}; a token id is an integer")
         if not 0 <= value < vocab_size:
-            raise _wrong(
+            raise wrong(
                 name, f"holds {shortened(value)} at {place}; token ids are from 0 to {vocab_size - 1}"
             )
         ids.append(value)
@@ -301,25 +241,25 @@ def _token_ids(name: str, values: list[object], vocab_size: int) -> tuple[int, .
 def _messages(body: Body) -> Conversation:
     value = body.get("messages")
     if value is None:
-        raise _wrong("messages", "is missing")
+        raise wrong("messages", "is missing")
     if not isinstance(value, list):
-        raise _wrong("messages", f"must be a list, not {kind_of(value)}")
+        raise wrong("messages", f"must be a list, not {kind_of(value)}")
     if not 1 <= len(value) <= MOST_MESSAGES:
-        raise _wrong("messages", f"must hold 1 to {MOST_MESSAGES} messages, not {len(value)}")
+        raise wrong("messages", f"must hold 1 to {MOST_MESSAGES} messages, not {len(value)}")
     return Conversation(tuple(_message(f"messages[{i}]", item) for i, item in enumerate(value)))
 
 
 def _message(place: str, value: object) -> Mapping[str, str]:
     if not isinstance(value, dict):
-        raise _wrong(place, f"must be an object, not {kind_of(value)}")
+        raise wrong(place, f"must be an object, not {kind_of(value)}")
     role = value.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise _wrong(f"{place}.role", f"must be one of {', '.join(ROLES)}")
+        raise wrong(f"{place}.role", f"must be one of {', '.join(ROLES)}")
     if value.get("tool_calls"):
-        raise _wrong(f"{place}.tool_calls", "asks for something this engine does not support")
+        raise wrong(f"{place}.tool_calls", "asks for something this engine does not support")
     content = _content(f"{place}.content", value.get("content"))
     if not content and role != "assistant":
-        raise _wrong(f"{place}.content", "is empty")
+        raise wrong(f"{place}.content", "is empty")
     return {"role": role, "content": content}
 
 
@@ -327,16 +267,16 @@ def _content(place: str, value: object) -> str:
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
-        raise _wrong(place, f"must be a string or a list of text parts, not {kind_of(value)}")
+        raise wrong(place, f"must be a string or a list of text parts, not {kind_of(value)}")
     return "\n".join(_text_part(f"{place}[{i}]", part) for i, part in enumerate(value))
 
 
 def _text_part(place: str, part: object) -> str:
     if not isinstance(part, dict) or part.get("type") != "text":
-        raise _wrong(place, "is no text part; only text is supported")
+        raise wrong(place, "is no text part; only text is supported")
     content = part.get("text")
     if not isinstance(content, str):
-        raise _wrong(f"{place}.text", f"must be a string, not {kind_of(content)}")
+        raise wrong(f"{place}.text", f"must be a string, not {kind_of(content)}")
     return content
 
 
@@ -347,7 +287,7 @@ def _max_tokens(body: Body) -> int | None:
     newer = integer(body, "max_completion_tokens", 1, MOST_TOKENS)
     older = integer(body, "max_tokens", 1, MOST_TOKENS)
     if newer is not None and older is not None and newer != older:
-        raise _wrong("max_tokens", f"is {older}, but max_completion_tokens is {newer}")
+        raise wrong("max_tokens", f"is {older}, but max_completion_tokens is {newer}")
     return older if newer is None else newer
 
 
@@ -362,12 +302,12 @@ def _stop(body: Body) -> tuple[str, ...]:
         return ()
     stops = value if isinstance(value, list) else [value]
     if len(stops) > MOST_STOPS:
-        raise _wrong("stop", f"holds {len(stops)} strings; at most {MOST_STOPS} are supported")
+        raise wrong("stop", f"holds {len(stops)} strings; at most {MOST_STOPS} are supported")
     for stop in stops:
         if not isinstance(stop, str):
-            raise _wrong("stop", f"must be a string or a list of strings, not {kind_of(stop)}")
+            raise wrong("stop", f"must be a string or a list of strings, not {kind_of(stop)}")
         if not 0 < len(stop) <= LONGEST_STOP:
-            raise _wrong("stop", f"must hold strings of 1 to {LONGEST_STOP} characters")
+            raise wrong("stop", f"must hold strings of 1 to {LONGEST_STOP} characters")
     return tuple(stops)
 
 
@@ -376,9 +316,9 @@ def _stop_token_ids(body: Body, vocab_size: int) -> tuple[int, ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
-        raise _wrong("stop_token_ids", f"must be a list, not {kind_of(value)}")
+        raise wrong("stop_token_ids", f"must be a list, not {kind_of(value)}")
     if len(value) > MOST_STOP_TOKEN_IDS:
-        raise _wrong("stop_token_ids", f"holds {len(value)} ids; at most {MOST_STOP_TOKEN_IDS} are supported")
+        raise wrong("stop_token_ids", f"holds {len(value)} ids; at most {MOST_STOP_TOKEN_IDS} are supported")
     return _token_ids("stop_token_ids", value, vocab_size)
 
 
@@ -387,5 +327,5 @@ def _include_usage(body: Body) -> bool:
     if options is None:
         return False
     if not isinstance(options, dict):
-        raise _wrong("stream_options", f"must be an object, not {kind_of(options)}")
+        raise wrong("stream_options", f"must be an object, not {kind_of(options)}")
     return boolean(options, "include_usage")

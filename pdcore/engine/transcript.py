@@ -10,21 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pdcore.engine.model.stop_strings import StopStrings
 from pdcore.engine.openai import Usage
 
 
 class Detokenizing(Protocol):
     """Token ids to text; holds back what is not yet a whole character."""
 
-    def push(self, token_ids: Sequence[int]) -> str: ...
-
-    def flush(self) -> str: ...
-
-
-class Stopping(Protocol):
-    """Looks for stop strings; never lets one, or the beginning of one, out."""
-
-    def push(self, text: str) -> tuple[str, bool]: ...
+    def push(self, token_ids: Sequence[int], /) -> str: ...
 
     def flush(self) -> str: ...
 
@@ -41,7 +34,7 @@ class Transcript:
     """Feed it every output of a request in order; after a piece with a finish reason it takes no more."""
 
     def __init__(
-        self, detokenizer: Detokenizing, stops: Stopping, *, prompt_tokens: int, silent_ids: frozenset[int]
+        self, detokenizer: Detokenizing, stops: StopStrings, *, prompt_tokens: int, silent_ids: frozenset[int]
     ) -> None:
         """``silent_ids`` end a request without being part of its text."""
         self._detokenizer = detokenizer

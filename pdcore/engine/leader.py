@@ -1,0 +1,381 @@
+"""The life of a leader process, from its claim to its exit status.
+
+    claim the instance id → start ranks → all ready → register → serve → drain → leave
+
+Whatever ends it is an :class:`Ending`, reported by the task that watches for it; the first one counts. HTTP answers
+during the whole life. Nothing here computes: text is :mod:`pdcore.engine.generation`, tokens are the ranks'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal
+
+from pdcore import telemetry
+from pdcore.clock import Clock, SystemClock
+from pdcore.config import EngineConfig
+from pdcore.engine.app import create_app, identity_app
+from pdcore.engine.dispatch import Dispatch
+from pdcore.engine.generation import Engine
+from pdcore.engine.http_server import serving
+from pdcore.engine.messages import Ready
+from pdcore.engine.metrics import Metrics
+from pdcore.engine.peers import Peers
+from pdcore.engine.rank_process import RANK_COMMAND, RankProcess
+from pdcore.engine.records import instance_record, rank_records
+from pdcore.engine.startup import Startup, starting
+from pdcore.engine.state import LeaderState
+from pdcore.errors import ConfigError, ErrorCode, Superseded
+from pdcore.registry.beside import running_beside
+from pdcore.registry.connect import open_store
+from pdcore.registry.follower import Follower
+from pdcore.registry.registrar_messages import RegistrarSpec
+from pdcore.registry.registration import Registration
+from pdcore.topology.keys import Keyspace, RankPosition
+from pdcore.topology.records import DepartureReason, State
+
+OK: Final = 0
+REFUSED: Final = 2
+SUPERSEDED: Final = 3
+RANK_DIED: Final = 70
+
+STATUS_EVERY_S: Final = 5.0
+LAST_WORDS_S: Final = 1.0
+RANK_STOP_S: Final = 3.0
+
+OnSignal = Callable[[signal.Signals, int], None]
+
+log = telemetry.logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Why the process ends, with which status, and what its departure record says (None: nothing).
+
+    ``refused`` is what a person still has to be told; a rank that refuses to start has told them itself.
+    """
+
+    status: int
+    why: str
+    departure: DepartureReason | None = "left"
+    refused: ConfigError | None = None
+
+
+TERMINATED: Final = Ending(status=OK, why="told to end")
+
+
+async def run(
+    config: EngineConfig, *, rank_command: Sequence[str] = RANK_COMMAND, clock: Clock | None = None
+) -> int:
+    """Be a leader until something ends it; the process's exit status. ConfigError when it cannot even start."""
+    with starting(config) as startup, _runtime_directory() as runtime_dir:
+        identity = startup.identity
+        telemetry.configure(
+            _log_format(config.log_format),
+            config.log_level,
+            role=identity.role,
+            instance_id=identity.instance_id,
+            incarnation=identity.incarnation,
+        )
+        leader = Leader(startup, runtime_dir, rank_command, clock or SystemClock())
+        async with leader:
+            return await leader.live()
+
+
+class Leader:
+    """Enter it to answer HTTP; :meth:`live` does the rest. Mutable: ``_endings``, ``_ranks``, ``_ready``."""
+
+    def __init__(
+        self, startup: Startup, runtime_dir: Path, rank_command: Sequence[str], clock: Clock
+    ) -> None:
+        self._startup = startup
+        self._runtime_dir = runtime_dir
+        self._rank_command = rank_command
+        self._clock = clock
+        identity = startup.identity
+        self._state = LeaderState(
+            role=identity.role,
+            instance_id=identity.instance_id,
+            incarnation=identity.incarnation,
+            models=identity.models,
+        )
+        self._address = f"ipc://{runtime_dir}/dispatch.sock"
+        self._endings: asyncio.Queue[Ending] = asyncio.Queue()
+        self._ranks: list[RankProcess] = []
+        self._ready: dict[RankPosition, Ready] = {}
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Leader:
+        async with AsyncExitStack() as stack:
+            config, startup = self._startup.config, self._startup
+            store = open_store(config.store, timeout_s=config.store_timeout_s)
+            await stack.enter_async_context(store)
+            self._follower = Follower(store, Keyspace(cluster=config.cluster), clock=self._clock)
+            await stack.enter_async_context(self._follower)
+            self._registration = await stack.enter_async_context(Registration(_spec(startup)))
+            self._dispatch = stack.enter_context(
+                Dispatch(self._address, [RankPosition(0, 0, 0)], max_held=config.max_queue)
+            )
+            await stack.enter_async_context(serving(create_app(self._engine()), startup.listener))
+            if startup.bootstrap is not None:
+                await stack.enter_async_context(serving(identity_app(self._state), startup.bootstrap))
+            self._open = stack.pop_all()
+        log.info("leader_listening", url=startup.identity.url, bootstrap_port=startup.identity.bootstrap_port)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._open.__aexit__(kind, error, trace)
+
+    async def live(self) -> int:
+        """Come up, serve, and go down in order; the exit status. ConfigError when this instance cannot be."""
+        async with _signals(self._on_signal), _beside(self._watch_claim(), self._come_up()):
+            ending = await self._endings.get()
+            if ending is TERMINATED:
+                ending = await self._drain()
+            await self._go_down(ending)
+        if ending.refused is not None:
+            raise ending.refused
+        return ending.status
+
+    # coming up
+
+    async def _come_up(self) -> None:
+        """Until this instance serves; afterwards watch its ranks."""
+        try:
+            await self._claim()
+            self._start_rank()
+            async with _beside(*(self._watch_rank(rank) for rank in self._ranks)):
+                await self._serve()
+                await asyncio.Event().wait()
+        except ConfigError as wrong:
+            self._end(Ending(status=REFUSED, why=str(wrong), refused=wrong))
+        except Superseded as lost:
+            self._end(Ending(status=SUPERSEDED, why=str(lost), departure=None))
+
+    async def _claim(self) -> None:
+        async with _beside(self._say_while_waiting("claiming the instance id")):
+            await self._registration.claim()
+        log.info("instance_claimed")
+
+    def _start_rank(self) -> None:
+        self._state.why = "the ranks are loading the model"
+        position = RankPosition(0, 0, 0)
+        beat_fd = self._registration.beat_pipe(position)
+        try:
+            spec = self._startup.rank_spec(
+                runtime_dir=str(self._runtime_dir), dispatch=self._address, beat_fd=beat_fd
+            )
+            rank = self._open.enter_context(RankProcess(spec, self._rank_command))
+        finally:
+            os.close(beat_fd)
+        self._ranks.append(rank)
+        self._registration.watch_process(position, rank.pidfd)
+        log.info("rank_started", rank=str(position), pid=rank.pid)
+
+    async def _serve(self) -> None:
+        self._ready = dict(await self._dispatch.wait_ready())
+        self._put("starting")
+        async with _beside(self._say_while_waiting("registering")):
+            await self._wait_registered()
+        record = self._state.record
+        assert record is not None
+        self._state.context_length = record.compat.context_length
+        self._state.kv_tokens = record.kv_tokens
+        self._state.dp_size = record.dp_size
+        self._state.enter("serving", "")
+        self._put("serving")
+        log.info("leader_serving", models=",".join(record.models), kv_tokens=record.kv_tokens)
+
+    async def _wait_registered(self) -> None:
+        while True:
+            try:
+                await self._registration.wait_registered(STATUS_EVERY_S)
+                return
+            except TimeoutError:
+                continue
+
+    async def _say_while_waiting(self, what: str) -> None:
+        """Tell people, in the log and on ``/ready``, that the store is what is being waited for."""
+        self._state.why = what
+        while True:
+            await self._clock.sleep(STATUS_EVERY_S)
+            trouble = self._registration.store_error or self._follower.last_error
+            self._state.why = what if trouble is None else f"{what}; the store does not answer: {trouble}"
+            log.warning("leader_waiting", waiting=what, store_error=trouble)
+
+    # what may end it
+
+    async def _watch_claim(self) -> None:
+        lost = await self._registration.wait_superseded()
+        self._end(Ending(status=SUPERSEDED, why=str(lost), departure=None))
+
+    async def _watch_rank(self, rank: RankProcess) -> None:
+        status = await rank.wait_exit()
+        refused = status == REFUSED and not self._ready
+        why = f"rank {rank.position} {_how(status)}"
+        self._end(Ending(status=REFUSED if refused else RANK_DIED, why=why, departure="died"))
+
+    def _on_signal(self, number: signal.Signals, times: int) -> None:
+        log.info("signal_received", signal=number.name, times=times)
+        if times == 1:
+            self._end(TERMINATED)
+            return
+        self._kill_ranks()
+        shutil.rmtree(self._runtime_dir, ignore_errors=True)
+        os._exit(128 + number)
+
+    def _end(self, ending: Ending) -> None:
+        self._endings.put_nowait(ending)
+
+    # going down
+
+    async def _drain(self) -> Ending:
+        """Refuse new requests, let those in flight finish; what ended that."""
+        if self._state.phase != "serving":
+            return TERMINATED
+        self._state.enter("draining", "the process was told to end")
+        self._put("draining")
+        log.info("leader_draining", in_flight=self._state.in_flight)
+        async with _beside(self._report_idle()):
+            try:
+                async with asyncio.timeout(self._startup.config.drain_timeout_s):
+                    return await self._endings.get()
+            except TimeoutError:
+                log.warning("drain_timed_out", in_flight=self._state.in_flight)
+                return TERMINATED
+
+    async def _report_idle(self) -> None:
+        await self._state.wait_idle()
+        self._end(TERMINATED)
+
+    async def _go_down(self, ending: Ending) -> None:
+        (log.info if ending.status == OK else log.error)(
+            "leader_ending", reason=ending.why, status=ending.status
+        )
+        self._state.enter("draining" if ending.status == OK else "failed", ending.why)
+        if self._dispatch.fail_all(self._loss_code(ending), ending.why):
+            await self._let_answers_leave()
+        if ending.departure is not None:
+            await self._registration.leave(ending.departure)
+        self._dispatch.stop()
+        await self._reap_ranks()
+
+    def _loss_code(self, ending: Ending) -> ErrorCode:
+        if ending.status == OK:
+            return "backend_unavailable"
+        return "prefill_failed" if self._state.role == "prefill" else "decode_failed"
+
+    async def _let_answers_leave(self) -> None:
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self._state.wait_idle()
+        except TimeoutError:
+            log.warning("answers_cut", in_flight=self._state.in_flight)
+
+    async def _reap_ranks(self) -> None:
+        try:
+            async with asyncio.timeout(RANK_STOP_S):
+                for rank in self._ranks:
+                    await rank.wait_exit()
+        except TimeoutError:
+            self._kill_ranks()
+
+    def _kill_ranks(self) -> None:
+        for rank in self._ranks:
+            rank.kill()
+
+    # what it tells others
+
+    def _put(self, state: State) -> None:
+        record = self._state.record
+        if record is None:
+            record = instance_record(self._startup.identity, self._ready, state)
+        self._state.record = replace(record, state=state)
+        self._registration.put(self._state.record, rank_records(self._startup.identity, self._ready))
+
+    def _engine(self) -> Engine:
+        config = self._startup.config
+        return Engine(
+            state=self._state,
+            texts=self._startup.texts,
+            ranks=self._dispatch,
+            peers=Peers(self._follower, lambda: self._state.record),
+            metrics=Metrics(lambda: self._dispatch.stats, self._follower.view_age_s),
+            clock=self._clock,
+            max_body_bytes=config.max_body_bytes,
+            request_timeout_s=config.request_timeout_s,
+            vocab_size=self._startup.model.vocab_size,
+            serial=itertools.count(),
+        )
+
+
+def _spec(startup: Startup) -> RegistrarSpec:
+    config, identity = startup.config, startup.identity
+    return RegistrarSpec(
+        store_url=config.store,
+        cluster=config.cluster,
+        instance_id=identity.instance_id,
+        incarnation=identity.incarnation,
+        role=identity.role,
+        ttl_s=config.lease_ttl_s,
+        store_timeout_s=config.store_timeout_s,
+        take_over=config.take_over,
+        log_format=_log_format(config.log_format),
+        log_level=config.log_level,
+    )
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"exited with status {status}"
+    return f"was ended by {signal.Signals(-status).name}"
+
+
+def _log_format(given: str) -> Literal["text", "json"]:
+    return "json" if given == "json" else "text"
+
+
+@contextmanager
+def _runtime_directory() -> Iterator[Path]:
+    """A private directory for this instance's unix sockets."""
+    directory = Path(tempfile.mkdtemp(prefix="pdcore-"))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@asynccontextmanager
+async def _beside(*works: Coroutine[object, object, None]) -> AsyncIterator[None]:
+    """Run all ``works`` as tasks while the block lasts."""
+    async with AsyncExitStack() as stack:
+        for work in works:
+            await stack.enter_async_context(running_beside(work))
+        yield
+
+
+@asynccontextmanager
+async def _signals(on_signal: OnSignal) -> AsyncIterator[None]:
+    """Hand SIGTERM and SIGINT to ``on_signal`` with how many have come, in the loop."""
+    loop = asyncio.get_running_loop()
+    count = itertools.count(1)
+    handled = (signal.SIGTERM, signal.SIGINT)
+    for number in handled:
+        loop.add_signal_handler(number, lambda got: on_signal(got, next(count)), number)
+    try:
+        yield
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,78 @@
+"""What an instance tells the keyspace about itself. Pure: from what its ranks reported to the records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pdcore.engine.messages import Ready
+from pdcore.errors import ConfigError
+from pdcore.topology.codec import compat_from
+from pdcore.topology.keys import RankPosition
+from pdcore.topology.records import InstanceRecord, RankRecord, Role, State
+
+PROTOCOL: Final = "bootstrap"
+"""How this engine's two legs find each other: by room and bootstrap address, joined over ZMQ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a leader knows of itself before any rank has started. ``bootstrap_port`` only for prefill."""
+
+    role: Role
+    instance_id: str
+    incarnation: str
+    models: tuple[str, ...]
+    host: str
+    url: str
+    bootstrap_port: int | None
+    block_size: int
+    machine: str
+    boot_id: str
+    pid: int
+
+
+def instance_record(identity: Identity, ready: Mapping[RankPosition, Ready], state: State) -> InstanceRecord:
+    """The instance's record. ConfigError when its ranks do not agree on what they serve."""
+    first = ready[min(ready)]
+    differing = sorted(rank for rank, said in ready.items() if said.compat != first.compat)
+    if differing:
+        raise ConfigError(f"rank {differing[0]} disagrees with rank {min(ready)} on what a pair must share")
+    return InstanceRecord(
+        incarnation=identity.incarnation,
+        role=identity.role,
+        group="",
+        generation=0,
+        models=identity.models,
+        url=identity.url,
+        bootstrap_host=None if identity.bootstrap_port is None else identity.host,
+        bootstrap_port=identity.bootstrap_port,
+        protocol=PROTOCOL,
+        dp_size=1 + max(rank.dp for rank in ready),
+        cp_size=1 + max(rank.cp for rank in ready),
+        tp_size=1 + max(rank.tp for rank in ready),
+        pp_size=1,
+        compat=compat_from(first.compat),
+        kv_tokens=sum(said.kv_tokens for rank, said in ready.items() if rank.cp == rank.tp == 0),
+        block_size=identity.block_size,
+        machine=identity.machine,
+        boot_id=identity.boot_id,
+        pid=identity.pid,
+        state=state,
+    )
+
+
+def rank_records(identity: Identity, ready: Mapping[RankPosition, Ready]) -> dict[RankPosition, RankRecord]:
+    """One record per rank."""
+    return {
+        rank: RankRecord(
+            incarnation=identity.incarnation,
+            rank_ip=said.rank_ip,
+            rank_port=said.rank_port,
+            transfer=said.transfer,  # type: ignore[arg-type]  # from msgpack: JSON's types
+            device=said.device,
+            machine=identity.machine,
+        )
+        for rank, said in ready.items()
+    }

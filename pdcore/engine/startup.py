@@ -1,0 +1,128 @@
+"""What a leader decides before it starts anything: names, ports, the model's text side. ConfigError or all of it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, cast
+
+from pdcore.config import EngineConfig
+from pdcore.engine.http_server import listen, port_of, url_host
+from pdcore.engine.model.config import ModelConfig
+from pdcore.engine.model.text import TextCodec
+from pdcore.engine.rank_spec import RankSpec
+from pdcore.engine.records import Identity
+from pdcore.errors import ConfigError
+from pdcore.registry import machine
+from pdcore.setting import name
+from pdcore.topology.records import Role
+
+DEFAULT_PORTS: Final = {"prefill": 8001, "decode": 8100, "unified": 8200}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Startup:
+    """A leader's fixed facts and its listening sockets. ``bootstrap`` only for prefill."""
+
+    config: EngineConfig
+    identity: Identity
+    model: ModelConfig
+    texts: TextCodec
+    listener: socket.socket
+    bootstrap: socket.socket | None
+
+    @property
+    def rank_ip(self) -> str:
+        """The address this leader listens on, as a number."""
+        address: str = self.listener.getsockname()[0]
+        return address
+
+    def rank_spec(self, *, runtime_dir: str, dispatch: str, beat_fd: int | None) -> RankSpec:
+        """What the only rank is told."""
+        config, identity = self.config, self.identity
+        return RankSpec(
+            role=config.role,
+            instance_id=identity.instance_id,
+            incarnation=identity.incarnation,
+            rank_ip=self.rank_ip,
+            dispatch=dispatch,
+            runtime_dir=runtime_dir,
+            beat_fd=beat_fd,
+            model=str(config.model.absolute()),
+            device=config.device,
+            dtype=config.dtype,
+            block_size=config.block_size,
+            kv_tokens=config.kv_tokens,
+            max_model_len=config.max_model_len,
+            max_batch=config.max_batch,
+            max_prefill_tokens=config.max_prefill_tokens,
+            max_queue=config.max_queue,
+            num_reserved_decode_tokens=config.num_reserved_decode_tokens,
+            transfer_threads=config.transfer_threads,
+            torch_threads=config.torch_threads,
+            log_format=config.log_format,
+            log_level=config.log_level,
+        )
+
+
+@contextmanager
+def starting(config: EngineConfig) -> Iterator[Startup]:
+    """Read the model's text side and bind the ports; leaving closes them."""
+    model, texts = _model(config)
+    role = cast(Role, config.role)
+    with ExitStack() as stack:
+        port = DEFAULT_PORTS[role] if config.port is None else config.port
+        listener = stack.enter_context(listen(config.host, port, "port"))
+        bootstrap = None
+        if role == "prefill":
+            bootstrap = stack.enter_context(listen(config.host, config.bootstrap_port, "bootstrap_port"))
+        yield Startup(
+            config=config,
+            identity=_identity(config, role, port_of(listener), bootstrap),
+            model=model,
+            texts=texts,
+            listener=listener,
+            bootstrap=bootstrap,
+        )
+
+
+def _model(config: EngineConfig) -> tuple[ModelConfig, TextCodec]:
+    if not config.model.is_dir():
+        raise ConfigError(f"--model / PDCORE_MODEL: {config.model} is no directory")
+    model = ModelConfig.from_directory(config.model)
+    if config.max_model_len is not None and config.max_model_len > model.context_length:
+        longest = f"the model's context is {model.context_length} tokens"
+        raise ConfigError(
+            f"--max-model-len / PDCORE_MAX_MODEL_LEN: {config.max_model_len} is too long: {longest}"
+        )
+    return model, TextCodec.from_directory(config.model)
+
+
+def _identity(config: EngineConfig, role: Role, port: int, bootstrap: socket.socket | None) -> Identity:
+    instance_id = config.instance_id or f"{role}-{config.host}-{port}"
+    try:
+        name(instance_id)
+    except ValueError as wrong:
+        raise ConfigError(f"--instance-id / PDCORE_INSTANCE_ID: {wrong}") from None
+    return Identity(
+        role=role,
+        instance_id=instance_id,
+        incarnation=secrets.token_hex(8),
+        models=(config.model_name or _directory_name(config.model),),
+        host=config.host,
+        url=f"http://{url_host(config.host)}:{port}",
+        bootstrap_port=None if bootstrap is None else port_of(bootstrap),
+        block_size=config.block_size,
+        machine=machine.machine(),
+        boot_id=machine.boot_id(),
+        pid=os.getpid(),
+    )
+
+
+def _directory_name(model: Path) -> str:
+    return model.absolute().resolve().name
