@@ -83,7 +83,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     tp: int
     pid: int
     rank_ip: str
-    rank_port: int
+    rank_port: int | None
     transfer: dict[str, object]
     device: str
     kv_tokens: int

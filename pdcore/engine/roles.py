@@ -32,7 +32,7 @@ class RoleParts:
     handoffs: Handoffs
     memory: memoryview
     rank_ip: str
-    rank_port: int
+    rank_port: int | None
     transfer: dict[str, object] = field(default_factory=dict)
 
 
@@ -81,7 +81,7 @@ def _unified(around: Surroundings) -> RoleParts:
         handoffs=NoHandoffs(scheduler),
         memory=around.private_memory(),
         rank_ip=around.spec.rank_ip,
-        rank_port=0,
+        rank_port=None,
     )
 
 
@@ -132,5 +132,5 @@ def _decode(around: Surroundings) -> RoleParts:
         handoffs=DecodeHandoffs(scheduler, session),
         memory=session.region_buffer,
         rank_ip=around.spec.rank_ip,
-        rank_port=0,
+        rank_port=None,
     )

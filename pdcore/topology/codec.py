@@ -90,7 +90,7 @@ _INSTANCE: Final[Mapping[str, Check]] = {
 _RANK: Final[Mapping[str, Check]] = {
     "incarnation": fields.name,
     "rank_ip": fields.host,
-    "rank_port": fields.port,
+    "rank_port": fields.optional(fields.port),
     "transfer": fields.opaque,
     "device": _word,
     "machine": fields.text(256),

@@ -84,11 +84,14 @@ class InstanceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord:
-    """``ranks/{instance_id}/{dp}.{cp}.{tp}``. ``transfer`` belongs to the transfer engine and is opaque here."""
+    """``ranks/{instance_id}/{dp}.{cp}.{tp}``. ``transfer`` belongs to the transfer engine and is opaque here.
+
+    ``rank_port`` is where peers send handshakes; null for a rank that nobody connects to (decode, unified).
+    """
 
     incarnation: str
     rank_ip: str
-    rank_port: int
+    rank_port: int | None
     transfer: Mapping[str, Json]
     device: str
     machine: str
