@@ -1,0 +1,109 @@
+"""From block lists to copies."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pdcore.engine.kv.layout import KvLayout
+from pdcore.engine.transfer.plan import RegionShape, batches, block_problem, check_bounds, copy_blocks
+
+pytestmark = pytest.mark.unit
+
+LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=5, block_size=3, itemsize=1, dtype_name="uint8")
+
+
+@pytest.mark.parametrize(
+    ("source", "destination", "rows"),
+    [
+        ([], [], []),
+        ([4], [9], [(40, 90, 10)]),
+        ([1, 2, 3], [7, 8, 9], [(10, 70, 30)]),
+        ([1, 2, 3], [7, 8, 3], [(10, 70, 20), (30, 30, 10)]),
+        ([1, 5, 6], [7, 8, 9], [(10, 70, 10), (50, 80, 20)]),
+        ([3, 2, 1], [9, 8, 7], [(30, 90, 10), (20, 80, 10), (10, 70, 10)]),
+    ],
+)
+def test_runs_adjacent_on_both_sides_become_one_copy(
+    source: list[int], destination: list[int], rows: list[tuple[int, int, int]]
+) -> None:
+    assert list(copy_blocks(source, destination, 10).rows()) == rows
+
+
+def test_lists_of_different_length_are_refused_not_cut() -> None:
+    with pytest.raises(ValueError, match="64 source blocks cannot fill 59"):
+        copy_blocks(range(64), range(59), 10)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_any_plan_moves_every_block_to_its_place_and_nothing_else(seed: int) -> None:
+    rng = random.Random(seed)
+    count = rng.randint(1, 20)
+    source, destination = rng.sample(range(24), count), rng.sample(range(24), count)
+    if rng.random() < 0.5:
+        source.sort()
+        destination.sort()
+    memory, target = rng.randbytes(24 * 4), bytearray(b"\xaa" * (24 * 4))
+    ops = copy_blocks(source, destination, 4)
+    check_bounds(ops, len(memory), len(target))
+    for src, dst, length in ops.rows():
+        target[dst : dst + length] = memory[src : src + length]
+    for block in range(24):
+        expected = b"\xaa" * 4
+        if block in destination:
+            at = source[destination.index(block)] * 4
+            expected = memory[at : at + 4]
+        assert target[block * 4 : block * 4 + 4] == expected
+    assert ops.total_bytes == count * 4
+
+
+@pytest.mark.parametrize(
+    ("source_bytes", "destination_bytes", "side"), [(39, 100, "source"), (100, 69, "destination")]
+)
+def test_copies_outside_a_region_are_refused(source_bytes: int, destination_bytes: int, side: str) -> None:
+    ops = copy_blocks([1, 3], [6, 5], 10)
+    check_bounds(ops, 40, 70)
+    with pytest.raises(ValueError, match=side):
+        check_bounds(ops, source_bytes, destination_bytes)
+
+
+def test_negative_and_empty_copies_are_refused() -> None:
+    with pytest.raises(ValueError, match="source"):
+        check_bounds(copy_blocks([-1], [0], 10), 100, 100)
+    with pytest.raises(ValueError, match="no bytes"):
+        check_bounds(copy_blocks([1], [0], 0), 100, 100)
+
+
+@pytest.mark.parametrize("most", [1, 10, 25, 30, 1000])
+def test_batches_keep_order_and_lose_nothing(most: int) -> None:
+    ops = copy_blocks([0, 2, 3, 9, 5], [5, 2, 3, 0, 9], 10)
+    parts = list(batches(ops, most))
+    assert [row for part in parts for row in part.rows()] == list(ops.rows())
+    assert all(part.total_bytes <= most or len(part) == 1 for part in parts)
+    assert not list(batches(copy_blocks([], [], 10), most))
+
+
+def test_slots_begin_on_a_page_behind_the_blocks() -> None:
+    shape = RegionShape(LAYOUT, blocks=10, slots=3)
+    assert (shape.pool_bytes, shape.slots_offset, shape.nbytes) == (300, 4096, 4096 + 3 * 64)
+    assert shape.slot_offset(2) == 4096 + 128
+    for index in (-1, 3):
+        with pytest.raises(ValueError, match="outside"):
+            shape.slot_offset(index)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "why"),
+    [
+        ((), "no block"),
+        ((0, 10), "outside"),
+        ((-1,), "outside"),
+        ((3, 3), "twice"),
+        (tuple(range(11)), "pool has 10"),
+        ((0, 9, 4), None),
+    ],
+)
+def test_destinations_are_distinct_blocks_of_the_pool(blocks: tuple[int, ...], why: str | None) -> None:
+    problem = block_problem(blocks, 10)
+    assert problem == why if why is None else why in str(problem)
