@@ -7,7 +7,7 @@ server's own write buffer (64 KiB) and one event are all that waits for a slow r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 from starlette.types import Send
@@ -23,7 +23,10 @@ class ClientStalled(PdcoreError):
 
 
 class ClientAnswer:
-    """One response. ``started``: the head is sent; ``ended``: nothing more may follow. ``status`` once started."""
+    """One response. ``started``: the head is sent; ``ended``: nothing more may follow. ``status`` once started.
+
+    ``before_end`` is awaited before the last part goes out: what the client must find undone when it has its answer.
+    """
 
     def __init__(self, send: Send, request_id: str, *, write_timeout_s: float) -> None:
         self._send = send
@@ -31,6 +34,7 @@ class ClientAnswer:
         self.request_id = request_id
         self.status: int | None = None
         self.ended = False
+        self.before_end: Callable[[], Awaitable[None]] | None = None
 
     @property
     def started(self) -> bool:
@@ -48,6 +52,8 @@ class ClientAnswer:
 
     async def finish(self, part: bytes = b"") -> None:
         """Send the last part."""
+        if self.before_end is not None:
+            await self.before_end()
         self.ended = True
         await self._put({"type": "http.response.body", "body": part, "more_body": False})
 

@@ -7,15 +7,21 @@ and counted when the store is away. A router that dies takes its claims along wi
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Final
 
 from pdcore.errors import ApiError, StoreError
 from pdcore.registry.store import Absent, Delete, LeaseId, Put, Store, ValueIs
 from pdcore.router.fields import MAX_ROOM
 from pdcore.telemetry import logger
 from pdcore.topology.keys import Keyspace
+
+TAKE_BACK_S: Final = 0.5  # a slow store must not hold back an answer that is complete
+
+Release = Callable[[], Awaitable[None]]
 
 _log = logger(__name__)
 
@@ -43,47 +49,60 @@ class ClientRooms:
         self._here: set[int] = set()
 
     @asynccontextmanager
-    async def claimed(self, room: int | None) -> AsyncIterator[None]:
-        """Hold ``room`` inside the block; raises :class:`ApiError` (409) when another request does."""
+    async def claimed(self, room: int | None) -> AsyncIterator[Release]:
+        """Hold ``room`` inside the block, or until what it yields is called; 409 when another request holds it.
+
+        A client that has its whole answer may use the name again at once, so the claim has to go before the last
+        byte does.
+        """
         if room is None:
-            yield
+            yield _nothing
             return
         if room in self._here:
             raise _taken(room)
         self._here.add(room)
-        try:
-            mark = await self._put(room)
-            try:
-                yield
-            finally:
-                if mark is not None:
-                    await self._take_back(room, mark)
-        finally:
+        marks: list[bytes] = []
+
+        async def release() -> None:
+            while marks:
+                await self._take_back(room, marks.pop())
             self._here.discard(room)
 
-    async def _put(self, room: int) -> bytes | None:
+        try:
+            marks += await self._put(room)
+            yield release
+        finally:
+            await release()
+
+    async def _put(self, room: int) -> list[bytes]:
+        """What may stand in the store now."""
         lease = self._lease()
         if lease is None:
             self._on_skipped()
-            return None
+            return []
         key, mark = f"{self._prefix}{room}", secrets.token_hex(8).encode()
         try:
             done = await self._store.commit((Absent(key),), (Put(key, mark, lease),))
         except StoreError as away:
             _log.warning("client room not claimed", room=room, reason=str(away))
             self._on_skipped()
-            return mark
+            return [mark]
         if not done.succeeded:
             raise _taken(room)
-        return mark
+        return [mark]
 
     async def _take_back(self, room: int, mark: bytes) -> None:
         """Also after a failed claim: a put that timed out may have happened."""
         key = f"{self._prefix}{room}"
         try:
-            await self._store.commit((ValueIs(key, mark),), (Delete(key),))
-        except StoreError as away:
+            async with asyncio.timeout(TAKE_BACK_S):
+                await self._store.commit((ValueIs(key, mark),), (Delete(key),))
+        except (StoreError, TimeoutError) as away:
             _log.warning("client room stays claimed until the lease ends", room=room, reason=str(away))
+
+
+async def _nothing() -> None:
+    return
 
 
 def _taken(room: int) -> ApiError:

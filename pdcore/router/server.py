@@ -64,6 +64,7 @@ async def answering(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="warning",
         access_log=False,
         server_header=False,
         proxy_headers=False,

@@ -64,7 +64,8 @@ class Serving:
 async def serve(serving: Serving, incoming: Incoming, client: ClientAnswer) -> None:
     """Answer one request; raises :class:`ApiError` or :class:`LegFailure` for what the client must be told."""
     want = _want(serving, incoming.request)
-    async with serving.client_rooms.claimed(incoming.request.room_name):
+    async with serving.client_rooms.claimed(incoming.request.room_name) as release:
+        client.before_end = release
         failure: LegFailure | None = None
         for number in range(serving.config.max_attempts):
             incoming.trace.attempts = number + 1

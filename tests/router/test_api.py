@@ -113,25 +113,26 @@ def test_generate_takes_exactly_one_kind_of_prompt(given: dict[str, Any]) -> Non
     refused("generate", given)
 
 
-WRONG: list[tuple[str, object]] = [
-    *(("bootstrap_room", value) for value in (0, -1, 2**63, 2**64, 1.0, 1e3, "7", True, False, [], [1], {})),
-    *(("bootstrap_port", value) for value in (0, -1, 65536, "80", True, 1.5, [])),
-    *(("bootstrap_host", value) for value in ("", 1, [], True)),
-    *(("disagg_prefill_dp_rank", value) for value in (-1, 65536, "0", False, 0.0, [0])),
-    *(("n", value) for value in (0, -1, 2, 1_000_000, "3", 1.5, True)),
-    *(("max_tokens", value) for value in (0, -1, "4", 1.5, True, [], 2**40)),
-    *(("temperature", value) for value in ("hot", -1, True, [], {})),
-    *(("top_p", value) for value in (-0.1, 1.1, "1")),
-    *(("stream", value) for value in ("true", 1, 0, [])),
-    *(("model", value) for value in ("", 1, [], True)),
-    *(("stop", value) for value in ("", 1, [""], [1], {})),
-    *(("seed", value) for value in ("1", 1.5, True, 2**64)),
-    ("stream_options", {"include_usage": True}),
-    ("stream_options", "yes"),
-]
+WRONG: dict[str, list[object]] = {
+    "bootstrap_room": [0, -1, 2**63, 2**64, 1.0, 1e3, "7", True, False, [], [1], {}],
+    "bootstrap_port": [0, -1, 65536, "80", True, 1.5, []],
+    "bootstrap_host": ["", 1, [], True],
+    "disagg_prefill_dp_rank": [-1, 65536, "0", False, 0.0, [0]],
+    "n": [0, -1, 2, 1_000_000, "3", 1.5, True],
+    "max_tokens": [0, -1, "4", 1.5, True, [], 2**40],
+    "temperature": ["hot", -1, True, [], {}],
+    "top_p": [-0.1, 1.1, "1"],
+    "stream": ["true", 1, 0, []],
+    "model": ["", 1, [], True],
+    "stop": ["", 1, [""], [1], {}],
+    "seed": ["1", 1.5, True, 2**64],
+    "stream_options": [{"include_usage": True}, "yes"],
+}
 
 
-@pytest.mark.parametrize(("name", "value"), WRONG)
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in WRONG.items() for value in values]
+)
 def test_a_wrong_value_is_refused_by_name(name: str, value: object) -> None:
     body = {**GOOD["completions"], "bootstrap_host": "h", "bootstrap_port": 1, name: value}
     error = refused("completions", body)

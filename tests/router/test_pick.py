@@ -12,6 +12,7 @@ from pdcore.router.load import Ledger
 from pdcore.router.pick import CompatMemo, NoPair, Pick, Rules, Want, pick
 from pdcore.topology import codec, keys
 from pdcore.topology.compat import check_pair
+from pdcore.topology.instance import Instance
 from pdcore.topology.records import DesiredRecord, InstanceRecord, OrderRecord, Record
 from pdcore.topology.topology import Stored, Topology, build
 from tests.router.fleet import COMPAT, MODEL, entries, record
@@ -207,7 +208,12 @@ def test_turns_of_instances_that_are_gone_are_forgotten() -> None:
 
 def test_the_memo_asks_once_per_version_and_stays_bounded() -> None:
     asked: list[str] = []
-    memo = CompatMemo(lambda p, d: (asked.append(p.instance_id), ())[1], entries=2)
+
+    def check(prefill_side: Instance, _: Instance) -> tuple[str, ...]:
+        asked.append(prefill_side.instance_id)
+        return ()
+
+    memo = CompatMemo(check, entries=2)
     topology = fleet({"p": prefill(), "q": prefill(), "r": prefill(), "d": decode()})
     instances = topology.instances
     for who in ("p", "p", "q", "q", "r", "p"):

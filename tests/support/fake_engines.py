@@ -120,6 +120,7 @@ class FakeEngine:
 
     scripts: list[Script]
     seen: list[Seen] = field(default_factory=list)
+    connections: int = 0
     open_now: int = 0
     left: int = 0  # requests whose connection the other side ended before the script did
     flooded: int = 0
@@ -153,6 +154,7 @@ class FakeEngine:
         return self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         try:
             while (seen := await _read_request(reader)) is not None:
                 self.seen.append(seen)

@@ -1,0 +1,40 @@
+"""``python -m pdcore.router``: one router. Exit 0 after a drain, 2 when what it was given cannot work."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Final, cast
+
+import click
+import uvloop
+
+from pdcore import telemetry
+from pdcore.config import ROUTER, RouterConfig, load, options
+from pdcore.errors import ConfigError
+from pdcore.router.process import router_id_of, run
+from pdcore.router.server import listen
+
+MISCONFIGURED: Final = 2
+
+
+@click.command()
+@options(ROUTER)
+def main(**flags: str | None) -> None:
+    """Route requests to the prefill and decode instances of a cluster. Starts before anything else is there."""
+    try:
+        config = load(RouterConfig, ROUTER, flags, section="router")
+        with listen(config.host, config.port) as listener:
+            router_id = router_id_of(config, listener)
+            log_format = cast(telemetry.LogFormat, config.log_format)
+            telemetry.configure(log_format, config.log_level, role="router", instance_id=router_id)
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(run(config, listener))
+    except ConfigError as wrong:
+        for problem in wrong.problems:
+            click.echo(f"pdcore router: {problem}", err=True)
+        sys.exit(MISCONFIGURED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The router's process: what is open for as long as it runs, and how it ends.
+
+The first signal drains: not ready, new requests refused, requests in flight finish up to the drain budget, the rest
+get an error. A second signal exits at once; what is left then ends with the process and its lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from pdcore import __version__, telemetry
+from pdcore.clock import SystemClock
+from pdcore.config import RouterConfig
+from pdcore.registry.connect import open_store
+from pdcore.registry.follower import Follower
+from pdcore.registry.router_registration import RouterRegistration
+from pdcore.router.app import build_app
+from pdcore.router.assembly import assemble, watching_the_fleet
+from pdcore.router.lifecycle import Lifecycle
+from pdcore.router.server import answering, url_of
+from pdcore.router.upstream import HttpxUpstream
+from pdcore.topology.keys import Keyspace
+from pdcore.topology.records import RouterRecord
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+LAST_WORDS_S: Final = 2.0  # for the error events of requests that the drain cut short
+EXIT_NOW: Final = 1
+
+_log = telemetry.logger(__name__)
+
+
+async def run(config: RouterConfig, listener: socket.socket) -> None:
+    """Serve on ``listener`` until a signal, then drain. Raises ConfigError for a store URL that cannot work."""
+    clock, keyspace = SystemClock(), Keyspace(cluster=config.cluster)
+    router_id, url = router_id_of(config, listener), url_of(config.host, listener)
+    lifecycle = Lifecycle(max_in_flight=config.max_in_flight)
+    upstream = HttpxUpstream(
+        connect_timeout_s=config.connect_timeout_s, write_timeout_s=config.idle_timeout_s
+    )
+    with _signalled() as stop:
+        async with (
+            open_store(config.store, timeout_s=config.store_timeout_s) as store,
+            Follower(store, keyspace, clock=clock) as follower,
+            upstream,
+            RouterRegistration(store, keyspace, router_id, ttl_s=config.lease_ttl_s, clock=clock) as place,
+        ):
+            serving = assemble(
+                config,
+                store=store,
+                follower=follower,
+                upstream=upstream,
+                clock=clock,
+                lease=lambda: place.lease,
+            )
+            app = build_app(router_id=router_id, serving=serving, lifecycle=lifecycle)
+            with watching_the_fleet(serving, lifecycle):
+                async with answering(app, listener):
+                    place.put(RouterRecord(url=url, admin_url=url, version=__version__))
+                    _log.info("router listens", url=url, store=config.store, cluster=config.cluster)
+                    await stop.wait()
+                    await _drain(lifecycle, config.drain_timeout_s)
+
+
+async def _drain(lifecycle: Lifecycle, timeout_s: float) -> None:
+    _log.info("draining", requests=lifecycle.requests, timeout_s=timeout_s)
+    if not await lifecycle.drain(timeout_s):
+        _log.warning("drain ran out of time", requests=lifecycle.requests)
+        await lifecycle.wait_idle(LAST_WORDS_S)
+    _log.info("drained", requests=lifecycle.requests)
+
+
+@contextmanager
+def _signalled() -> Iterator[asyncio.Event]:
+    """An event set by the first signal; the second one ends the process."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            _log.warning("second signal: exiting now")
+            os._exit(EXIT_NOW)
+        stop.set()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield stop
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def router_id_of(config: RouterConfig, listener: socket.socket) -> str:
+    """The configured id, or one made of the address."""
+    port: int = listener.getsockname()[1]
+    return config.router_id or f"router-{config.host}-{port}"
