@@ -47,7 +47,7 @@ def test_every_member_of_a_url_is_an_address(url: str, addresses: tuple[str, ...
     ],
 )
 def test_a_url_that_cannot_work_is_one_sentence_naming_the_setting(url: str) -> None:
-    with pytest.raises(ConfigError, match="^--store / PDCORE_STORE: ") as refused:
+    with pytest.raises(ConfigError, match=r"^--store / PDCORE_STORE: ") as refused:
         open_store(url, timeout_s=1)
     assert len(refused.value.problems) == 1
     assert "\n" not in str(refused.value)

@@ -139,10 +139,18 @@ class EtcdServer:
 
 
 @contextmanager
-def etcd_server(*, extra: tuple[str, ...] = ()) -> Iterator[EtcdServer]:
-    """A running server with a directory of its own; ended and removed at the end of the block."""
-    with (
-        tempfile.TemporaryDirectory(prefix="pdcore-etcd-") as directory,
-        EtcdServer(Path(directory), extra=extra) as server,
-    ):
-        yield server
+def etcd_server(*, extra: tuple[str, ...] = (), started: bool = True) -> Iterator[EtcdServer]:
+    """A server with a directory of its own; ended and removed at the end of the block.
+
+    Unless ``started`` it only has an address, and the test starts it.
+    """
+    with tempfile.TemporaryDirectory(prefix="pdcore-etcd-") as directory:
+        server = EtcdServer(Path(directory), extra=extra)
+        try:
+            if started:
+                server.start()
+            else:
+                server.reserve()
+            yield server
+        finally:
+            server.stop()
