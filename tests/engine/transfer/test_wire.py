@@ -65,7 +65,7 @@ def test_messages_to_decode_survive_the_round_trip_and_mean_nothing_to_prefill(
         wire.read_to_prefill(frame)
 
 
-ROOMS = [0, -1, 2**63, 2**64, 1.0, True, "7", None, [1], {}]
+ROOMS = [0, -1, 2**63, 2**64 - 1, 1.0, True, "7", None, [1], {}]
 WRONG: list[tuple[str, Any]] = [
     *(("room", value) for value in ROOMS),
     *(("seq", value) for value in ROOMS),
@@ -144,7 +144,7 @@ GOOD = wire.Hello(
         ({"version": 2}, "wire version 1, not 2"),
         ({"expected_incarnation": "p0"}, "incarnation p1, not p0"),
         ({"layout": "other"}, "not other"),
-        ({"blocks": 9}, "9 blocks and 2 slots"),
+        ({"blocks": 99}, "99 blocks and 2 slots"),
         ({"slots": 3}, "8 blocks and 3 slots"),
     ],
 )

@@ -1,0 +1,307 @@
+"""Decode's decisions: every way a hand-off can end, and what that does to the request and to its memory."""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations
+
+import pytest
+
+from pdcore.engine.transfer.receive_ledger import (
+    Arrived,
+    Drained,
+    Effect,
+    Entry,
+    HandoffFailed,
+    ReceiveLedger,
+    Tell,
+)
+from pdcore.engine.transfer.slot import Slot, SlotStatus
+from pdcore.errors import ApiError
+
+pytestmark = pytest.mark.unit
+
+P, Q = "peer p", "peer q"
+
+
+def new(slots: int = 4, blocks: int = 100, **shares: float) -> ReceiveLedger:
+    return ReceiveLedger(slots_total=slots, blocks_total=blocks, resend_s=0.2, **shares)
+
+
+def opened(
+    ledger: ReceiveLedger, *, peer: str = P, room: int = 7, blocks: int = 2, deadline: float = 10.0
+) -> tuple[Entry, list[Effect]]:
+    return ledger.open(
+        room=room,
+        peer=peer,
+        peer_name=peer,
+        blocks=tuple(range(blocks)),
+        prompt_len=20,
+        deadline=deadline,
+        now=0.0,
+    )
+
+
+def asked() -> tuple[ReceiveLedger, Entry]:
+    ledger = new()
+    ledger.linked(P, 0.0)
+    return ledger, opened(ledger)[0]
+
+
+def slot(entry: Entry, status: SlotStatus = SlotStatus.DELIVERED, kv_len: int = 20) -> Slot:
+    return Slot(seq=entry.seq, room=entry.room, token=42, kv_len=kv_len, status=status)
+
+
+def failure(entry: Entry, effects: list[Effect]) -> HandoffFailed:
+    [failed] = [effect for effect in effects if isinstance(effect, HandoffFailed)]
+    assert (failed.seq, failed.room) == (entry.seq, entry.room)
+    return failed
+
+
+def test_a_room_waits_for_its_peer_and_is_then_asked_for_once() -> None:
+    ledger = new()
+    entry, effects = opened(ledger)
+    assert effects == []
+    assert entry.state.name == "BOOTSTRAPPING"
+    assert ledger.linked(Q, 1.0) == []
+    assert ledger.linked(P, 1.0) == [Tell(P, "handshake", entry.seq)]
+    assert entry.state.name == "WAITING_FOR_INPUT"
+    assert ledger.linked(P, 1.0) == []
+
+
+def test_a_linked_peer_is_asked_at_once() -> None:
+    ledger = new()
+    ledger.linked(P, 0.0)
+    entry, effects = opened(ledger)
+    assert effects == [Tell(P, "handshake", entry.seq)]
+
+
+def test_a_delivered_slot_gives_the_memory_to_the_request() -> None:
+    ledger, entry = asked()
+    assert ledger.wrote(entry.seq, slot(entry)) == [Arrived(seq=entry.seq, room=7, first_token=42, kv_len=20)]
+    assert (len(ledger), ledger.slots_used) == (0, 0)
+    assert ledger.wrote(entry.seq, slot(entry)) == []
+
+
+def test_kv_of_another_length_fails_the_request_but_is_the_last_write() -> None:
+    ledger, entry = asked()
+    effects = ledger.wrote(entry.seq, slot(entry, kv_len=19))
+    assert "19 tokens for a prompt of 20" in failure(entry, effects).message
+    assert effects[-1] == Drained(seq=entry.seq)
+    assert ledger.slots_used == 0
+
+
+def test_an_abort_before_the_handshake_frees_at_once() -> None:
+    ledger = new()
+    entry, _ = opened(ledger)
+    assert ledger.abort(entry.seq, "cancelled", 1.0) == [Drained(seq=entry.seq)]
+    assert ledger.slots_used == 0
+    assert ledger.linked(P, 2.0) == []
+
+
+def test_an_abort_after_the_handshake_is_repeated_until_drained() -> None:
+    ledger, entry = asked()
+    assert ledger.abort(entry.seq, "cancelled", 1.0) == [Tell(P, "abort", entry.seq)]
+    assert ledger.abort(entry.seq, "cancelled", 1.0) == []
+    assert ledger.tick(1.1) == []
+    told, now = 0, 1.1
+    while now < 60:
+        told += ledger.tick(now) == [Tell(P, "abort", entry.seq)]
+        now += 0.1
+    assert 25 <= told <= 40  # backs off to every two seconds, never stops
+    assert ledger.slots_used == 1
+    assert ledger.drained(P, entry.seq, in_doubt=False) == [Drained(seq=entry.seq)]
+    assert (ledger.slots_used, ledger.tick(99.0), ledger.next_wake()) == (0, [], math.inf)
+
+
+def test_a_deadline_ends_the_request_and_keeps_the_memory() -> None:
+    ledger, entry = asked()
+    assert ledger.next_wake() <= 0.2
+    effects = ledger.tick(10.0)
+    failed = failure(entry, effects)
+    assert (failed.code, P in failed.message) == ("deadline_exceeded", True)
+    assert effects[-1] == Tell(P, "abort", entry.seq)
+    assert (ledger.slots_used, len(ledger)) == (1, 1)
+    assert not [e for e in ledger.tick(10_000.0) if not isinstance(e, Tell)]
+    assert ledger.drained(P, entry.seq, in_doubt=False) == [Drained(seq=entry.seq)]
+
+
+def test_a_deadline_before_the_handshake_frees_at_once() -> None:
+    ledger = new()
+    entry, _ = opened(ledger)
+    effects = ledger.tick(10.0)
+    assert failure(entry, effects).code == "deadline_exceeded"
+    assert effects[-1] == Drained(seq=entry.seq)
+
+
+@pytest.mark.parametrize("status", [SlotStatus.DELIVERED, SlotStatus.FAILED])
+def test_the_slot_of_an_aborted_seq_drains_it(status: SlotStatus) -> None:
+    ledger, entry = asked()
+    ledger.abort(entry.seq, "cancelled", 1.0)
+    assert ledger.wrote(entry.seq, slot(entry, status)) == [Drained(seq=entry.seq)]
+    assert ledger.drained(P, entry.seq, in_doubt=False) == []
+
+
+def test_a_failed_slot_ends_request_and_memory() -> None:
+    ledger, entry = asked()
+    effects = ledger.wrote(entry.seq, slot(entry, SlotStatus.FAILED))
+    assert failure(entry, effects).code == "prefill_failed"
+    assert effects[-1] == Drained(seq=entry.seq)
+
+
+def test_a_failure_notice_with_a_write_in_flight_waits_for_the_drain() -> None:
+    ledger, entry = asked()
+    effects = ledger.failed(P, entry.seq, "cancelled", "client left", drained=False, in_doubt=False, now=1.0)
+    assert (failure(entry, effects).code, failure(entry, effects).message) == (
+        "cancelled",
+        f"{P}: client left",
+    )
+    assert effects[-1] == Tell(P, "abort", entry.seq)
+    assert ledger.slots_used == 1
+    assert ledger.drained(P, entry.seq, in_doubt=False) == [Drained(seq=entry.seq)]
+
+
+def test_a_failure_notice_without_writes_frees_at_once() -> None:
+    ledger, entry = asked()
+    effects = ledger.failed(P, entry.seq, "cancelled", "no", drained=True, in_doubt=False, now=1.0)
+    assert [type(effect) for effect in effects] == [HandoffFailed, Drained]
+
+
+IN_DOUBT_BY = ["slot", "failed", "drained"]
+
+
+@pytest.mark.parametrize("by", IN_DOUBT_BY)
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_write_in_doubt_keeps_the_memory_until_the_fence(by: str, aborted: bool) -> None:
+    ledger, entry = asked()
+    if aborted:
+        ledger.abort(entry.seq, "cancelled", 1.0)
+    effects: list[Effect]
+    if by == "slot":
+        effects = ledger.wrote(entry.seq, slot(entry, SlotStatus.IN_DOUBT))
+    elif by == "failed":
+        effects = ledger.failed(P, entry.seq, "prefill_failed", "x", drained=False, in_doubt=True, now=1.0)
+    else:
+        effects = ledger.drained(P, entry.seq, in_doubt=True)
+    assert [type(effect) for effect in effects] == ([] if aborted else [HandoffFailed])
+    assert ledger.tick(1e9) == []
+    assert ledger.drained(P, entry.seq, in_doubt=False) == []
+    assert ledger.wrote(entry.seq, slot(entry)) == []
+    assert ledger.failed(P, entry.seq, "prefill_failed", "x", drained=True, in_doubt=False, now=2.0) == []
+    assert (ledger.slots_used, entry.in_doubt) == (1, True)
+    assert ledger.lost(P, "is gone") == [Drained(seq=entry.seq)]
+    assert ledger.slots_used == 0
+
+
+def test_the_fence_ends_everything_of_that_peer_and_nothing_else() -> None:
+    ledger = new(peer_share=1.0, total_share=1.0)
+    ledger.linked(P, 0.0)
+    ledger.linked(Q, 0.0)
+    (live, _), (over, _), (other, _) = opened(ledger), opened(ledger, room=8), opened(ledger, peer=Q, room=9)
+    ledger.abort(over.seq, "cancelled", 1.0)
+    effects = ledger.lost(P, "is gone")
+    failed = failure(live, effects)
+    assert (failed.code, failed.message) == ("prefill_failed", "peer p is gone")
+    assert [e.seq for e in effects if isinstance(e, Drained)] == [live.seq, over.seq]
+    assert [entry.seq for entry in ledger] == [other.seq]
+    assert opened(ledger, room=10)[1] == []  # the next link has to be made first
+
+
+def test_a_message_of_another_peer_changes_nothing() -> None:
+    ledger, entry = asked()
+    assert ledger.drained(Q, entry.seq, in_doubt=False) == []
+    assert ledger.failed(Q, entry.seq, "cancelled", "x", drained=True, in_doubt=False, now=0.0) == []
+    ledger.rang(Q, entry.seq)
+    assert not entry.rung
+    ledger.rang(P, entry.seq)
+    assert entry.rung
+    assert ledger.slots_used == 1
+
+
+def test_an_unknown_seq_changes_nothing() -> None:
+    ledger, entry = asked()
+    seq = entry.seq + 1
+    assert ledger.drained(P, seq, in_doubt=False) == []
+    assert ledger.failed(P, seq, "cancelled", "x", drained=True, in_doubt=False, now=0.0) == []
+    assert ledger.accepted(P, seq, 0.0) == []
+    assert ledger.abort(seq, "cancelled", 0.0) == []
+    assert len(ledger) == 1
+
+
+def test_an_unanswered_handshake_is_repeated_and_an_answered_one_only_asked_about() -> None:
+    ledger, entry = asked()
+    assert ledger.tick(0.2) == [Tell(P, "handshake", entry.seq)]
+    ledger.accepted(P, entry.seq, 0.3)
+    assert ledger.tick(2.2) == []
+    assert ledger.tick(2.3) == [Tell(P, "query", entry.seq)]
+
+
+def test_seqs_grow_strictly_over_all_peers_and_are_never_used_again() -> None:
+    ledger = new()
+    seqs = []
+    for turn in range(50):
+        entry, _ = opened(ledger, peer=P if turn % 2 else Q, room=turn + 1)
+        seqs.append(entry.seq)
+        ledger.abort(entry.seq, "cancelled", 0.0)
+    assert seqs == sorted(set(seqs))
+    assert seqs[0] >= 1
+
+
+def test_without_a_free_slot_nothing_is_opened() -> None:
+    ledger = new(slots=1)
+    opened(ledger)
+    assert not ledger.can_open(Q, 1)
+    with pytest.raises(ApiError) as caught:
+        opened(ledger, peer=Q)
+    assert (caught.value.code, caught.value.status) == ("peer_backlog", 503)
+    assert len(ledger) == 1
+
+
+def test_one_peer_holds_at_most_a_quarter_and_all_at_most_half_of_the_pool() -> None:
+    ledger = new(slots=40)
+    for room in range(1, 6):
+        opened(ledger, room=room, blocks=5)
+    assert not ledger.can_open(P, 1)
+    assert ledger.can_open(Q, 25)
+    opened(ledger, peer=Q, room=6, blocks=25)
+    assert not ledger.can_open("peer r", 1)
+
+
+def test_a_single_request_larger_than_the_cap_is_taken_when_nothing_else_waits() -> None:
+    ledger = new()
+    entry, _ = opened(ledger, blocks=90)
+    assert not ledger.can_open(P, 1)
+    ledger.abort(entry.seq, "cancelled", 0.0)
+    assert ledger.can_open(P, 90)
+
+
+ENDS = ["slot", "failed", "drained", "abort", "deadline", "lost"]
+
+
+def _happen(ledger: ReceiveLedger, entry: Entry, what: str) -> list[Effect]:
+    match what:
+        case "slot":
+            return ledger.wrote(entry.seq, slot(entry))
+        case "failed":
+            return ledger.failed(P, entry.seq, "cancelled", "x", drained=True, in_doubt=False, now=1.0)
+        case "drained":
+            return ledger.drained(P, entry.seq, in_doubt=False)
+        case "abort":
+            return ledger.abort(entry.seq, "cancelled", 1.0)
+        case "deadline":
+            return ledger.tick(10.0)
+    return ledger.lost(P, "is gone")
+
+
+@pytest.mark.parametrize("order", list(permutations(ENDS, 4)))
+def test_in_any_order_of_ends_request_and_memory_end_exactly_once(order: tuple[str, ...]) -> None:
+    ledger, entry = asked()
+    effects = [effect for what in order for effect in _happen(ledger, entry, what)]
+    effects += ledger.lost(P, "is gone")
+    arrived = sum(isinstance(effect, Arrived) for effect in effects)
+    failed = sum(isinstance(effect, HandoffFailed) for effect in effects)
+    drained = sum(isinstance(effect, Drained) for effect in effects)
+    assert arrived + drained == 1
+    assert arrived + failed <= 1
+    assert arrived + failed == 1 or "abort" in order
+    assert (len(ledger), ledger.slots_used) == (0, 0)

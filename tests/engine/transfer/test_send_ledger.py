@@ -1,0 +1,475 @@
+"""Prefill's decisions: the two halves of a room, the floor, the ends of a write, the ends of a peer."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from pdcore.engine.kv.layout import KvLayout
+from pdcore.engine.transfer import wire
+from pdcore.engine.transfer.plan import RegionShape
+from pdcore.engine.transfer.rooms import (
+    Effect,
+    Handshaken,
+    Leg,
+    Outcome,
+    Release,
+    Say,
+    SendFailed,
+    Sent,
+    StopWrite,
+    WriteEnded,
+)
+from pdcore.engine.transfer.send_ledger import TOMB_S, SendLedger
+from pdcore.engine.transfer.states import IllegalTransition, TransferState
+from pdcore.errors import ApiError, ErrorCode
+
+pytestmark = pytest.mark.unit
+
+A, B = b"a" * 16, b"b" * 16
+LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_size=10, itemsize=1, dtype_name="uint8")
+SHAPE = RegionShape(LAYOUT, blocks=8, slots=4)
+ROOM = 7
+
+
+def new(**bounds: int) -> SendLedger:
+    ledger = SendLedger(**bounds)
+    for token, name in ((A, "da"), (B, "db")):
+        ledger.welcome(token, wire.RankIdentity(instance_id=name, incarnation=f"{name}1"), SHAPE)
+    return ledger
+
+
+def shake(
+    seq: int = 1,
+    *,
+    token: bytes = A,
+    room: int = ROOM,
+    slot: int = 0,
+    blocks: tuple[int, ...] = (0, 1),
+    prompt_len: int = 20,
+    remaining_ms: int = 5000,
+) -> wire.Handshake:
+    return wire.Handshake(
+        token=token,
+        seq=seq,
+        room=room,
+        slot=slot,
+        groups=(blocks,),
+        prompt_len=prompt_len,
+        remaining_ms=remaining_ms,
+    )
+
+
+def leg(expected: str | None = "da1", prompt_len: int = 20, deadline: float = 10.0) -> Leg:
+    return Leg(expected, prompt_len, deadline)
+
+
+def abort(seq: int = 1, *, token: bytes = A, room: int = ROOM, code: ErrorCode = "cancelled") -> wire.Abort:
+    return wire.Abort(token=token, seq=seq, room=room, code=code)
+
+
+def accepted(seq: int = 1, token: bytes = A) -> Say:
+    return Say(token, wire.Accepted(token=token, seq=seq))
+
+
+def drained(seq: int = 1, token: bytes = A, in_doubt: bool = False) -> Say:
+    return Say(token, wire.Drained(token=token, seq=seq, in_doubt=in_doubt))
+
+
+def notice(effects: list[Effect]) -> wire.Failed:
+    [message] = [e.message for e in effects if isinstance(e, Say) and isinstance(e.message, wire.Failed)]
+    return message
+
+
+def failure(effects: list[Effect]) -> SendFailed:
+    [failed] = [effect for effect in effects if isinstance(effect, SendFailed)]
+    return failed
+
+
+def waiting() -> SendLedger:
+    ledger = new()
+    ledger.expect(ROOM, leg(), 0.0)
+    ledger.handshake(shake(), 0.0)
+    return ledger
+
+
+def writing() -> SendLedger:
+    ledger = waiting()
+    ledger.start(ROOM, 20)
+    return ledger
+
+
+def nothing_left(ledger: SendLedger) -> bool:
+    counts = ledger.counts()
+    return (counts.rooms, counts.stashed, counts.writing) == (0, 0, 0)
+
+
+# The two halves
+
+
+def test_leg_then_shake() -> None:
+    ledger = new()
+    assert ledger.expect(ROOM, leg(), 0.0) == []
+    assert ledger.state(ROOM) is TransferState.BOOTSTRAPPING
+    assert ledger.handshake(shake(), 0.0) == [accepted(), Handshaken(ROOM)]
+    assert ledger.state(ROOM) is TransferState.WAITING_FOR_INPUT
+
+
+def test_shake_then_leg() -> None:
+    ledger = new()
+    assert ledger.handshake(shake(), 0.0) == [accepted()]
+    assert ledger.counts().stashed == 1
+    assert ledger.expect(ROOM, leg(), 0.0) == [Handshaken(ROOM)]
+    assert (ledger.counts().stashed, ledger.counts().rooms) == (0, 1)
+
+
+def test_a_stashed_shake_ends_at_its_own_deadline_and_its_late_leg_is_told_why() -> None:
+    ledger = new()
+    ledger.handshake(shake(remaining_ms=1000), 0.0)
+    assert ledger.next_wake() == 1.0
+    assert ledger.tick(0.9) == []
+    said = notice(ledger.tick(1.0))
+    assert (said.code, said.drained) == ("deadline_exceeded", True)
+    assert nothing_left(ledger)
+    with pytest.raises(ApiError) as caught:
+        ledger.expect(ROOM, leg(), 1.1)
+    assert caught.value.code == "deadline_exceeded"
+
+
+def test_the_stash_is_bounded() -> None:
+    ledger = new(stash_most=3)
+    for seq in range(1, 4):
+        ledger.handshake(shake(seq, room=seq), 0.0)
+    said = notice(ledger.handshake(shake(4, room=4), 0.0))
+    assert (said.code, said.drained) == ("peer_backlog", True)
+    assert ledger.counts().stashed == 3
+
+
+def test_legs_are_bounded() -> None:
+    ledger = new(rooms_most=1)
+    ledger.expect(1, leg(), 0.0)
+    with pytest.raises(ApiError) as caught:
+        ledger.expect(2, leg(), 0.0)
+    assert caught.value.code == "rate_limited"
+
+
+def test_prompts_of_different_length_fail_both_halves() -> None:
+    for shake_first in (False, True):
+        ledger = new()
+        effects: list[Effect] = []
+        if shake_first:
+            effects += ledger.handshake(shake(), 0.0)
+        effects += ledger.expect(ROOM, leg(prompt_len=19), 0.0)
+        if not shake_first:
+            effects += ledger.handshake(shake(), 0.0)
+        assert "19 tokens for prefill and 20 for decode" in failure(effects).message
+        assert notice(effects).drained
+        assert nothing_left(ledger)
+
+
+def test_a_leg_for_another_incarnation_refuses_the_stashed_stranger_and_waits_on() -> None:
+    ledger = new()
+    ledger.handshake(shake(token=B), 0.0)
+    effects = ledger.expect(ROOM, leg("da1"), 0.0)
+    assert "for decode incarnation da1" in notice(effects).message
+    assert ledger.state(ROOM) is TransferState.BOOTSTRAPPING
+    assert ledger.handshake(shake(), 0.0)[-1] == Handshaken(ROOM)
+
+
+def test_a_shake_of_another_incarnation_is_refused_and_the_leg_waits_on() -> None:
+    ledger = new()
+    ledger.expect(ROOM, leg("da1"), 0.0)
+    assert "for decode incarnation da1" in notice(ledger.handshake(shake(token=B), 0.0)).message
+    assert ledger.handshake(shake(), 0.0)[-1] == Handshaken(ROOM)
+
+
+def test_a_leg_that_names_nobody_takes_anybody() -> None:
+    ledger = new()
+    ledger.expect(ROOM, leg(None), 0.0)
+    assert ledger.handshake(shake(token=B), 0.0)[-1] == Handshaken(ROOM)
+
+
+def test_a_second_leg_is_refused_and_the_first_is_undisturbed() -> None:
+    ledger = waiting()
+    with pytest.raises(ApiError) as caught:
+        ledger.expect(ROOM, leg(), 0.0)
+    assert (caught.value.code, caught.value.status, caught.value.param) == (
+        "room_in_use",
+        409,
+        "bootstrap_room",
+    )
+    ledger.start(ROOM, 20)
+
+
+@pytest.mark.parametrize("token", [A, B])
+def test_a_second_shake_is_refused_and_the_first_is_undisturbed(token: bytes) -> None:
+    ledger = waiting()
+    said = notice(ledger.handshake(shake(2, token=token), 0.0))
+    assert (said.seq, said.code, said.drained) == (2, "room_in_use", True)
+    assert ledger.start(ROOM, 20)[0].seq == 1
+
+
+# Checks
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (shake(slot=4), "slot 4"),
+        (shake(blocks=(0, 8)), "outside"),
+        (shake(blocks=(3, 3)), "twice"),
+        (shake(blocks=(1,)), "need 2 blocks, not 1"),
+        (shake(blocks=(1, 2, 3)), "need 2 blocks, not 3"),
+        (shake(blocks=tuple(range(9)), prompt_len=90), "pool has 8"),
+    ],
+)
+def test_a_destination_that_does_not_fit_is_refused(bad: wire.Handshake, why: str) -> None:
+    ledger = new()
+    ledger.expect(ROOM, leg(), 0.0)
+    said = notice(ledger.handshake(bad, 0.0))
+    assert why in said.message
+    assert said.drained
+    assert ledger.state(ROOM) is TransferState.BOOTSTRAPPING
+    assert ledger.handshake(shake(2), 0.0)[-1] == Handshaken(ROOM)
+
+
+def test_only_a_room_that_waits_for_input_can_start_and_only_once() -> None:
+    ledger = new()
+    for prepare in (lambda: None, lambda: ledger.expect(ROOM, leg(), 0.0)):
+        prepare()
+        with pytest.raises(IllegalTransition):
+            ledger.start(ROOM, 20)
+    ledger.handshake(shake(), 0.0)
+    with pytest.raises(ValueError, match="KV of 19 tokens"):
+        ledger.start(ROOM, 19)
+    assert ledger.start(ROOM, 20)[0].blocks == (0, 1)
+    with pytest.raises(IllegalTransition):
+        ledger.start(ROOM, 20)
+    assert ledger.counts().writing == 1
+
+
+# The floor
+
+
+def test_a_repeated_handshake_is_answered_not_taken_again() -> None:
+    ledger = waiting()
+    assert ledger.handshake(shake(), 0.0) == [accepted()]
+    ledger.start(ROOM, 20)
+    ledger.write_ended(ROOM, "delivered", "", 0.0)
+    assert ledger.handshake(shake(), 0.0) == [accepted()]
+    assert nothing_left(ledger)
+
+
+@pytest.mark.parametrize("seq", [1, 4, 5])
+def test_nothing_at_or_below_the_floor_is_started(seq: int) -> None:
+    ledger = new()
+    ledger.handshake(shake(5, room=99), 0.0)
+    ledger.abort(abort(5, room=99), 0.0)
+    ledger.expect(ROOM, leg(), 0.0)
+    said = notice(ledger.handshake(shake(seq), 0.0))
+    assert (said.seq, said.drained) == (seq, True)
+    assert ledger.state(ROOM) is TransferState.BOOTSTRAPPING
+
+
+def test_an_abort_raises_the_floor_of_its_link_alone() -> None:
+    ledger = new()
+    assert ledger.abort(abort(9, room=1), 0.0) == [drained(9)]
+    assert notice(ledger.handshake(shake(9), 0.0)).drained
+    assert ledger.handshake(shake(1, token=B, room=2), 0.0) == [accepted(1, B)]
+    assert ledger.handshake(shake(10), 0.0) == [accepted(10)]
+
+
+def test_an_abort_that_overtook_its_handshake_fails_the_leg_now_or_later() -> None:
+    ledger = new()
+    ledger.expect(ROOM, leg(), 0.0)
+    effects = ledger.abort(abort(code="deadline_exceeded"), 0.0)
+    assert failure(effects).code == "deadline_exceeded"
+    assert effects[-1] == drained()
+    ledger = new()
+    assert ledger.abort(abort(), 0.0) == [drained()]
+    with pytest.raises(ApiError, match="gave the request up"):
+        ledger.expect(ROOM, leg(), 0.0)
+
+
+def test_a_foreign_abort_leaves_a_room_alone() -> None:
+    ledger = waiting()
+    assert ledger.abort(abort(1, token=B), 0.0) == [drained(1, B)]
+    assert ledger.state(ROOM) is TransferState.WAITING_FOR_INPUT
+    ledger = new()
+    ledger.expect(ROOM, leg("da1"), 0.0)
+    assert ledger.abort(abort(1, token=B), 0.0) == [drained(1, B)]
+    assert ledger.state(ROOM) is TransferState.BOOTSTRAPPING
+
+
+def test_a_query_is_answered_with_the_last_word() -> None:
+    ledger = waiting()
+    query = wire.Query(token=A, seq=1)
+    assert ledger.query(query) == [accepted()]
+    said = ledger.fail(ROOM, "cancelled", "client left", 0.0)
+    assert ledger.query(query) == said
+    assert ledger.query(wire.Query(token=A, seq=2)) == []
+
+
+def test_a_query_about_a_forgotten_seq_is_answered_as_ended() -> None:
+    ledger = new()
+    ledger.abort(abort(5, room=1), 0.0)
+    said = notice(ledger.query(wire.Query(token=A, seq=3)))
+    assert (said.seq, said.drained, said.in_doubt) == (3, True, False)
+
+
+# Ends without a write
+
+
+def test_a_failed_leg_is_told_to_decode_at_once() -> None:
+    ledger = waiting()
+    effects = ledger.fail(ROOM, "cancelled", "client left", 0.0)
+    said = notice(effects)
+    assert (len(effects), said.code, said.message, said.drained) == (1, "cancelled", "client left", True)
+    assert nothing_left(ledger)
+    assert ledger.fail(ROOM, "cancelled", "again", 0.0) == []
+
+
+def test_a_leg_that_failed_before_its_handshake_is_told_when_that_comes() -> None:
+    for known in (True, False):
+        ledger = new()
+        if known:
+            ledger.expect(ROOM, leg(), 0.0)
+        assert ledger.fail(ROOM, "cancelled", "client left", 0.0) == []
+        said = notice(ledger.handshake(shake(), 1.0))
+        assert (said.code, said.message, said.drained) == ("cancelled", "client left", True)
+        assert nothing_left(ledger)
+
+
+def test_an_abort_before_the_write_drains_at_once() -> None:
+    ledger = waiting()
+    effects = ledger.abort(abort(), 0.0)
+    assert failure(effects).code == "cancelled"
+    assert effects[-1] == drained()
+    assert nothing_left(ledger)
+    assert ledger.abort(abort(), 0.0) == [drained()]
+
+
+@pytest.mark.parametrize(("leg_deadline", "remaining_ms", "at"), [(3.0, 9000, 3.0), (9.0, 4000, 4.0)])
+def test_the_earlier_deadline_of_both_halves_fails_the_room(
+    leg_deadline: float, remaining_ms: int, at: float
+) -> None:
+    ledger = new()
+    ledger.expect(ROOM, leg(deadline=leg_deadline), 0.0)
+    ledger.handshake(shake(remaining_ms=remaining_ms), 0.0)
+    assert (ledger.next_wake(), ledger.tick(at - 0.1)) == (at, [])
+    effects = ledger.tick(at)
+    assert failure(effects).code == notice(effects).code == "deadline_exceeded"
+    assert (ledger.next_wake(), nothing_left(ledger)) == (math.inf, True)
+
+
+def test_a_room_that_ended_stays_ended_for_a_while() -> None:
+    ledger = writing()
+    ledger.write_ended(ROOM, "delivered", "", 0.0)
+    with pytest.raises(ApiError, match="handed off already"):
+        ledger.expect(ROOM, leg(), TOMB_S - 1)
+    assert notice(ledger.handshake(shake(2), TOMB_S - 1)).code == "room_in_use"
+    ledger.tick(TOMB_S)
+    assert ledger.counts().tombs == 0
+    ledger.expect(ROOM, leg(deadline=TOMB_S + 10), TOMB_S)
+
+
+def test_ten_thousand_rooms_leave_bounded_memory() -> None:
+    ledger = new()
+    for seq in range(1, 10_001):
+        ledger.handshake(shake(seq, room=seq), 0.0)
+        ledger.abort(abort(seq, room=seq), 0.0)
+    assert nothing_left(ledger)
+    assert ledger.counts().tombs <= 4096
+
+
+# Ends with a write
+
+OUTCOMES: list[tuple[Outcome, bool]] = [("delivered", False), ("failed", False), ("in_doubt", True)]
+
+
+def test_a_delivered_write() -> None:
+    ledger = writing()
+    assert ledger.write_ended(ROOM, "delivered", "", 0.0) == [WriteEnded(ROOM), Sent(ROOM)]
+    assert nothing_left(ledger)
+    assert ledger.abort(abort(), 0.0) == [drained()]
+
+
+def test_a_write_that_definitely_failed() -> None:
+    ledger = writing()
+    effects = ledger.write_ended(ROOM, "failed", "the peer refused", 0.0)
+    assert effects[0] == WriteEnded(ROOM)
+    assert (failure(effects).code, failure(effects).message) == ("prefill_failed", "the peer refused")
+    assert (notice(effects).drained, notice(effects).in_doubt) == (True, False)
+    assert ledger.abort(abort(), 0.0) == [drained()]
+
+
+def test_a_write_in_doubt_is_never_drained_and_keeps_its_source_until_decode_is_gone() -> None:
+    ledger = writing()
+    effects = ledger.write_ended(ROOM, "in_doubt", "no answer", 0.0)
+    assert WriteEnded(ROOM) not in effects
+    assert (notice(effects).drained, notice(effects).in_doubt) == (False, True)
+    assert ledger.abort(abort(), 0.0) == [drained(in_doubt=True)]
+    assert notice(ledger.handshake(shake(), 0.0)).in_doubt
+    for seq in range(2, 9000):  # long after everything else about it is forgotten
+        ledger.abort(abort(seq, room=seq + 100), 0.0)
+        ledger.handshake(shake(seq, room=seq), 0.0)
+    assert ledger.abort(abort(), 0.0) == [drained(in_doubt=True)]
+    assert ledger.query(wire.Query(token=A, seq=1)) == [drained(in_doubt=True)]
+    assert ledger.lost(A, 0.0) == [Release(A), WriteEnded(ROOM)]
+
+
+@pytest.mark.parametrize("why", ["abort", "fail", "deadline"])
+@pytest.mark.parametrize(("outcome", "in_doubt"), OUTCOMES)
+def test_a_request_that_ends_during_its_write_is_drained_when_the_write_ended(
+    why: str, outcome: Outcome, in_doubt: bool
+) -> None:
+    ledger = writing()
+    if why == "abort":
+        effects = ledger.abort(abort(), 1.0)
+        assert failure(effects).code == "cancelled"
+    elif why == "fail":
+        effects = ledger.fail(ROOM, "cancelled", "x", 1.0)
+        assert not notice(effects).drained
+        assert ledger.query(wire.Query(token=A, seq=1)) == effects[:1]
+    else:
+        effects = ledger.tick(5.0)
+        assert not notice(effects).drained
+    assert effects[-1] == StopWrite(ROOM)
+    assert ledger.abort(abort(), 1.0) == []
+    assert ledger.tick(99.0) == []
+    with pytest.raises(ApiError, match="in use"):
+        ledger.expect(ROOM, leg(), 1.0)
+    after = ledger.write_ended(ROOM, outcome, "", 2.0)
+    assert after == [*([] if in_doubt else [WriteEnded(ROOM)]), drained(in_doubt=in_doubt)]
+    assert ledger.abort(abort(), 3.0) == [drained(in_doubt=in_doubt)]
+    assert nothing_left(ledger)
+
+
+# Ends of a peer
+
+
+def test_decodes_death_fails_its_rooms_and_releases_its_memory() -> None:
+    ledger = waiting()
+    ledger.handshake(shake(2, room=8), 0.0)
+    effects = ledger.lost(A, 0.0)
+    assert (failure(effects).room, failure(effects).code) == (ROOM, "decode_failed")
+    assert "da rank 0.0.0 (incarnation da1)" in failure(effects).message
+    assert [e for e in effects if not isinstance(e, SendFailed)] == [Release(A)]
+    assert nothing_left(ledger)
+    assert (ledger.is_welcome(A), ledger.is_welcome(B)) == (False, True)
+
+
+@pytest.mark.parametrize(("outcome", "in_doubt"), OUTCOMES)
+def test_decodes_memory_is_released_only_after_its_writes_returned(outcome: Outcome, in_doubt: bool) -> None:
+    ledger = writing()
+    effects = ledger.lost(A, 0.0)
+    assert effects == [failure(effects), StopWrite(ROOM)]
+    assert not ledger.is_welcome(A)
+    after = ledger.write_ended(ROOM, outcome, "", 0.0)
+    assert after == ([Release(A), WriteEnded(ROOM)] if in_doubt else [WriteEnded(ROOM), Release(A)])
+    assert nothing_left(ledger)
+
+
+def test_an_unknown_link_is_released_at_once() -> None:
+    assert new().lost(b"x" * 16, 0.0) == [Release(b"x" * 16)]
