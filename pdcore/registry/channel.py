@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 from collections import deque
+from collections.abc import Iterator
 from typing import Final, NamedTuple, Self
 
 from pdcore.registry.registrar_messages import MAX_MESSAGE_BYTES, Malformed
@@ -18,6 +19,8 @@ from pdcore.registry.registrar_messages import MAX_MESSAGE_BYTES, Malformed
 _HEADER: Final = struct.Struct("!IB")
 _CHUNK: Final = 1 << 16
 _MAX_DESCRIPTORS: Final = 16
+_DESCRIPTOR: Final = struct.Struct("i")
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_MAX_DESCRIPTORS * _DESCRIPTOR.size)
 
 
 class Frame(NamedTuple):
@@ -61,15 +64,13 @@ class Channel:
         """The next frame, None when the other end is gone. Raises :class:`Malformed`."""
         while (frame := self._take()) is None:
             try:
-                data, descriptors, _, _ = socket.recv_fds(
-                    self._sock, _CHUNK, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-                )
+                data, ancillary, _, _ = self._sock.recvmsg(_CHUNK, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
             except BlockingIOError:
                 await self._readable()
                 continue
             except ConnectionError:
                 return None
-            self._descriptors.extend(descriptors)
+            self._descriptors.extend(_descriptors_in(ancillary))
             if not data:
                 return None
             self._buffer += data
@@ -107,6 +108,15 @@ class Channel:
             await ready
         finally:
             loop.remove_writer(self._sock.fileno())
+
+
+def _descriptors_in(ancillary: list[tuple[int, int, bytes]]) -> Iterator[int]:
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            yield from (
+                fd
+                for (fd,) in _DESCRIPTOR.iter_unpack(data[: len(data) // _DESCRIPTOR.size * _DESCRIPTOR.size])
+            )
 
 
 def _settle(ready: asyncio.Future[None]) -> None:

@@ -118,8 +118,10 @@ def wanted(instance_id: str, want: Want, presence: Presence) -> Wanted:
     instance_key = keys.instance(instance_id)
     gone = presence.whole()
     if gone is not None:
-        absent = dict.fromkeys(ranks, gone) | {instance_key: gone}
-        return Wanted(entries={}, absent=absent, others=gone if want.instance is not None else None)
+        absent = dict.fromkeys(ranks, gone)
+        if want.instance is None:
+            return Wanted(entries={}, absent=absent)
+        return Wanted(entries={}, absent=absent | {instance_key: gone}, others=gone)
     entries = {} if want.instance is None else {instance_key: want.instance.encode()}
     absent = {}
     for key, (member, value) in ranks.items():
@@ -155,7 +157,7 @@ def repair(
     reason = explanation(fence, found, want)
     if reason is not None and departure_lease is not None:
         writes.insert(0, fence.departure(fence.incarnation, reason, by, departure_lease))
-    elif reason is None and not set(want.absent.values()) - {"left"} and _departed(fence, found):
+    elif want.entries and not want.absent and _departed(fence, found):
         writes.insert(0, Delete(fence.absolute(fence.departure_key)))
     return tuple(Transaction(conditions=(fence.claimed,), writes=part) for part in _parts(writes))
 

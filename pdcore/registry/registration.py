@@ -43,7 +43,7 @@ class Registration:
     ``store_error`` and heals by itself. Leaving the block without :meth:`leave` withdraws with reason ``left``.
 
     Mutable: ``_wish`` (all the registrar is told), ``_status`` (its last words), ``_owned`` (members ever put),
-    ``registrar_pid`` (None while none runs).
+    ``registrar_pid`` (None while none runs), ``_ended`` (no registrar will follow).
     """
 
     def __init__(self, spec: RegistrarSpec, *, clock: Clock | None = None) -> None:
@@ -54,6 +54,7 @@ class Registration:
         self._changed = asyncio.Event()
         self._tasks = asyncio.TaskGroup()
         self._running: list[asyncio.Task[None]] = []
+        self._ended = False
         self.registrar_pid: int | None = None
 
     def __repr__(self) -> str:
@@ -173,6 +174,13 @@ class Registration:
         return self._status.left
 
     async def _supervise(self) -> None:
+        try:
+            await self._keep_one_running()
+        finally:
+            self._ended = True
+            self._notify()
+
+    async def _keep_one_running(self) -> None:
         failures = 0
         while not self._is_over():
             started = self._clock.now()
@@ -196,6 +204,9 @@ class Registration:
         if status.claimed:
             self._wish.claimed, self._wish.predecessor = True, status.predecessor
         self._status = status
+        self._notify()
+
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -217,7 +228,7 @@ class Registration:
 
     def _is_over(self) -> bool:
         status = self._status
-        return status.left or status.refused is not None or status.superseded_by is not None
+        return self._ended or status.left or status.refused is not None or status.superseded_by is not None
 
     async def _until(self, holds: Callable[[], bool]) -> None:
         while not holds():

@@ -99,7 +99,7 @@ class Upkeep:
         """Returns when the parent has left or died and that is told. Raises Superseded, Refused."""
         try:
             while not self._done:
-                await self._attempt()
+                await self.attempt()
                 self._notice_parent()
                 if not self._done:
                     await self._pause()
@@ -109,10 +109,16 @@ class Upkeep:
                 log.info("parent is gone; ranks killed", ranks=self._processes.kill_ranks())
 
     @property
+    def is_done(self) -> bool:
+        """Whether there is nothing left to keep."""
+        return self._done
+
+    @property
     def _parent_exited(self) -> bool:
         return PARENT in self._processes.exited
 
-    async def _attempt(self) -> None:
+    async def attempt(self) -> None:
+        """One step of :meth:`run`. A StoreError is noted and the step is due again. Raises Superseded, Refused."""
         self._wake.clear()  # before looking: news that comes during the step calls for another one
         try:
             await self._step()

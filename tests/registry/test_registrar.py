@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -42,6 +43,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 START_S = 20.0
 INSTANCE, RANK, RANK_2, DEPARTURE = "instances/d0", "ranks/d0/0.0.0", "ranks/d0/1.0.0", "departures/d0"
+
+
+def has_ended(pid: int) -> bool:
+    return machine.process_started(pid) is None
 
 
 class Parent:
@@ -84,10 +89,9 @@ class Parent:
             assert stream is not None
             stream.close()
         for pid in self.registered.get("ranks", []):
-            eventually_now(lambda pid=pid: machine.process_started(pid) is None, 5.0, f"rank {pid} gone")
+            eventually_now(partial(has_ended, pid), 5.0, f"rank {pid} gone")
         if self.registered:
-            registrar = self.registered["registrar"]
-            eventually_now(lambda: machine.process_started(registrar) is None, 10.0, "registrar gone")
+            eventually_now(partial(has_ended, self.registered["registrar"]), 10.0, "registrar gone")
 
 
 @contextlib.contextmanager
@@ -148,7 +152,7 @@ async def test_killed_parent_is_withdrawn_with_a_departure_and_its_ranks_die(
         assert isinstance(departure, DepartureRecord)
         assert (departure.incarnation, departure.reason) == ("a", "died")
         for pid in ranks:
-            await eventually(lambda pid=pid: machine.process_started(pid) is None, 1.0, "rank killed")
+            await eventually(partial(has_ended, pid), 1.0, "rank killed")
 
 
 async def _only_departure(store: EtcdStore) -> bool:
@@ -213,11 +217,14 @@ async def test_leaving_withdraws_everything_with_its_reason(
 async def test_leaving_the_block_on_an_error_withdraws_and_lets_the_error_through(
     store: EtcdStore, shared_etcd: EtcdServer
 ) -> None:
-    with pytest.raises(ZeroDivisionError):
+    async def fail_while_registered() -> None:
         async with Registration(spec(shared_etcd.url, "a")) as registration:
             await registration.claim()
             await put_one(registration, "a")
             raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail_while_registered()
     assert await keys(store) == {DEPARTURE}
 
 
@@ -246,13 +253,13 @@ async def test_deleted_keys_and_revoked_leases_come_back(store: EtcdStore, share
         keyspace = Keyspace(cluster="test")
         for key in (keyspace.view + RANK, keyspace.view + INSTANCE, keyspace.claim("d0")):
             await store.commit((), (Delete(key),))
-            await eventually(lambda key=key: store.get(key), ttl_s / 3 + 1, f"{key} back")
+            await eventually(partial(store.get, key), ttl_s / 3 + 1, f"{key} back")
         for key in (keyspace.view + INSTANCE, keyspace.claim("d0")):
             stored = await store.get(key)
             assert stored is not None
             assert stored.lease is not None
             await store.revoke(stored.lease)
-            await eventually(lambda key=key: store.get(key), ttl_s / 3 + 1, f"{key} back after its lease")
+            await eventually(partial(store.get, key), ttl_s / 3 + 1, f"{key} back after its lease")
         assert {INSTANCE, RANK} <= await keys(store)
         assert DEPARTURE not in await keys(store)
 
@@ -312,7 +319,7 @@ async def test_newer_start_supersedes_an_incumbent_it_cannot_reach(
 async def test_living_incumbent_is_refused_until_told_to_take_over(
     store: EtcdStore, shared_etcd: EtcdServer
 ) -> None:
-    with parent(spec(shared_etcd.url, "old")) as incumbent:
+    with parent(spec(shared_etcd.url, "old", ttl_s=3)) as incumbent:
         incumbent.wait_registered()
         with parent(spec(shared_etcd.url, "new")) as refused:
             assert refused.process.wait(START_S) == 2

@@ -1,0 +1,362 @@
+"""The registrar's loop against a store in memory that fails wherever it can."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from pdcore.errors import Superseded
+from pdcore.registry.claiming import Refused
+from pdcore.registry.desired import Fence
+from pdcore.registry.memory import MemoryStore
+from pdcore.registry.processes import Processes
+from pdcore.registry.registrar_messages import PARENT, Leave, Start, Want
+from pdcore.registry.store import Delete, Put, Stored
+from pdcore.registry.upkeep import Upkeep
+from pdcore.topology import codec
+from pdcore.topology.keys import Keyspace
+from pdcore.topology.records import DepartureRecord
+from tests.support.faulty_store import Fault, FaultyStore, ManualClock
+from tests.support.registrations import instance_record, rank_record, records, spec
+
+pytestmark = pytest.mark.unit
+
+VIEW, CLAIM = "/pdcore/test/view/", "/pdcore/test/side/claims/d0"
+INSTANCE, RANK, RANK_2, DEPARTURE = "instances/d0", "ranks/d0/0.0.0", "ranks/d0/1.0.0", "departures/d0"
+TTL_S = 9
+
+
+@dataclass
+class Bench:
+    """An upkeep, what it works on, and hands to drive it."""
+
+    clock: ManualClock
+    memory: MemoryStore
+    store: FaultyStore
+    processes: Processes
+    upkeep: Upkeep
+    incarnation: str = "a"
+    attempts: int = field(default=0)
+
+    async def settle(self) -> None:
+        """Attempts until nothing is left to do, well within what a real loop would wait for."""
+        for _ in range(12):
+            await self.upkeep.attempt()
+            self.attempts += 1
+            self.clock.time += 0.01
+        assert self.upkeep.status.store_error is None
+
+    async def next_check(self) -> None:
+        self.clock.time += TTL_S / 3
+        await self.settle()
+
+    async def view(self) -> dict[str, object]:
+        return dict(await records(self.memory))
+
+    def want(self, version: int = 1) -> None:
+        ranks: dict[str, str | None] = {
+            "0.0.0": codec.encode(rank_record(self.incarnation)).decode(),
+            "1.0.0": codec.encode(rank_record(self.incarnation, 7002)).decode(),
+        }
+        instance = codec.encode(instance_record(self.incarnation, ranks=2)).decode()
+        self.upkeep.want(Want(version=version, instance=instance, ranks=ranks))
+
+
+def bench(
+    memory: MemoryStore | None = None,
+    *,
+    incarnation: str = "a",
+    clock: ManualClock | None = None,
+    fail_at: int | None = None,
+    fault: Fault = "lost answer",
+    claimed: bool = False,
+    predecessor: str | None = None,
+    take_over: bool = False,
+) -> Bench:
+    clock = clock or ManualClock()
+    memory = memory or MemoryStore(clock=clock)
+    store = FaultyStore(memory, fail_at, fault)
+    wake = asyncio.Event()
+    processes = Processes(2 * TTL_S, clock, on_change=wake.set)
+    start = Start(
+        spec=spec("etcd://a", incarnation, ttl_s=TTL_S, take_over=take_over),
+        parent_pid=1,
+        claimed=claimed,
+        predecessor=predecessor,
+    )
+    upkeep = Upkeep(start, store, processes, wake=wake, clock=clock, jitter=lambda: 0.5)
+    return Bench(clock, memory, store, processes, upkeep, incarnation)
+
+
+async def registered(on: Bench) -> Bench:
+    on.want()
+    await on.settle()
+    assert {INSTANCE, RANK, RANK_2} <= (await on.view()).keys()
+    return on
+
+
+async def reason_in(on: Bench) -> str:
+    departure = (await on.view())[DEPARTURE]
+    assert isinstance(departure, DepartureRecord)
+    assert departure.incarnation == on.incarnation
+    return departure.reason
+
+
+async def stored(on: Bench, key: str) -> Stored:
+    found = await on.memory.get(key)
+    assert found is not None
+    return found
+
+
+async def test_a_claim_and_the_whole_instance_in_one_revision() -> None:
+    on = await registered(bench())
+    assert (await stored(on, CLAIM)).value == b"a"
+    revisions = {(await stored(on, VIEW + key)).mod_revision for key in (INSTANCE, RANK, RANK_2)}
+    assert len(revisions) == 1
+    assert (on.upkeep.status.version, {on.upkeep.status.revision}) == (1, revisions)
+
+
+async def test_an_idle_registration_writes_nothing_and_lives_for_ever() -> None:
+    on = await registered(bench())
+    before = (await on.memory.list("/")).revision
+    for _ in range(50):
+        await on.next_check()
+    assert (await on.memory.list("/")).revision == before
+
+
+async def test_every_key_deleted_by_hand_is_back_after_the_next_check() -> None:
+    on = await registered(bench())
+    before = await on.view()
+    for key in (VIEW + INSTANCE, VIEW + RANK, CLAIM):
+        await on.memory.commit((), (Delete(key),))
+        await on.next_check()
+        assert (await on.view(), (await stored(on, CLAIM)).value) == (before, b"a")
+
+
+async def test_a_value_changed_by_hand_is_put_right() -> None:
+    on = await registered(bench())
+    before = await on.view()
+    await on.memory.commit((), (Put(VIEW + RANK, b"garbage"),))
+    await on.next_check()
+    assert await on.view() == before
+    assert (await stored(on, VIEW + RANK)).lease is not None
+
+
+async def test_a_lost_lease_is_replaced_with_the_same_records() -> None:
+    on = await registered(bench())
+    before = await on.view()
+    lost = (await stored(on, VIEW + INSTANCE)).lease
+    assert lost is not None
+    await on.memory.revoke(lost)
+    assert await on.view() == {}
+    await on.next_check()
+    assert await on.view() == before
+    assert (await stored(on, VIEW + INSTANCE)).lease != lost
+
+
+async def test_a_lost_lease_does_not_bring_an_older_record_back() -> None:
+    on = await registered(bench())
+    lease = (await stored(on, VIEW + INSTANCE)).lease
+    assert lease is not None
+    await on.memory.revoke(lease)
+    on.want(2)
+    on.upkeep.want(Want(version=3, instance=None, ranks={"0.0.0": None, "1.0.0": None}))
+    await on.next_check()
+    assert await on.view() == {}
+    assert on.upkeep.status.version == 3
+
+
+async def test_a_wiped_store_is_filled_again() -> None:
+    on = await registered(bench())
+    before = await on.view()
+    on.memory.wipe()
+    await on.next_check()
+    assert (await on.view(), (await stored(on, CLAIM)).value) == (before, b"a")
+
+
+async def test_the_claim_outlives_its_first_day() -> None:
+    on = await registered(bench())
+    before = (await stored(on, CLAIM)).mod_revision
+    for _ in range(6):
+        on.clock.time += 8 * 3600
+        await on.settle()
+    assert (await stored(on, CLAIM)).mod_revision == before
+
+
+async def test_a_dead_rank_goes_and_the_rest_stays() -> None:
+    on = await registered(bench())
+    on.processes.exited |= {"0.0.0"}
+    await on.settle()
+    assert (await on.view()).keys() == {INSTANCE, RANK_2, DEPARTURE}
+    assert await reason_in(on) == "died"
+    assert on.upkeep.status.withdrawn == ("0.0.0",)
+
+
+async def test_the_parents_death_withdraws_everything_and_ends_the_loop() -> None:
+    on = await registered(bench())
+    on.processes.exited |= {PARENT}
+    await on.upkeep.run()
+    assert (await on.view()).keys() == {DEPARTURE}
+    assert await reason_in(on) == "died"
+
+
+async def test_leaving_before_anything_stood_ends_without_the_store() -> None:
+    on = bench()
+    on.store.down = True
+    on.upkeep.leave(Leave(reason="left", timeout_s=1))
+    await on.upkeep.run()
+    assert on.upkeep.status.left
+    assert on.store.calls == 0
+
+
+async def test_leaving_gives_up_when_the_store_stays_away() -> None:
+    on = await registered(bench())
+    on.store.down = True
+    on.upkeep.leave(Leave(reason="left", timeout_s=1))
+    await on.upkeep.attempt()
+    assert not on.upkeep.is_done
+    on.clock.time += 1
+    await on.upkeep.run()
+    assert not on.upkeep.status.left
+
+
+async def test_trouble_with_the_store_is_told_once_and_taken_back() -> None:
+    on = await registered(bench())
+    on.upkeep.changed.clear()
+    on.store.down = True
+    on.clock.time += TTL_S / 3
+    await on.upkeep.attempt()
+    assert on.upkeep.status.store_error == "no answer in time"
+    assert on.upkeep.changed.is_set()
+    on.upkeep.changed.clear()
+    for _ in range(5):
+        await on.upkeep.attempt()
+    assert not on.upkeep.changed.is_set()
+    on.store.down = False
+    await on.settle()
+    assert on.upkeep.changed.is_set()
+
+
+async def test_a_full_store_still_takes_the_delete() -> None:
+    on = await registered(bench())
+    on.store.full = True
+    on.processes.exited |= {"0.0.0"}
+    for _ in range(3):
+        await on.upkeep.attempt()
+    assert (await on.view()).keys() == {INSTANCE, RANK_2}
+    on.want(2)
+    on.upkeep.want(Want(version=3, instance="{}", ranks={"0.0.0": None, "1.0.0": None}))
+    for _ in range(3):
+        await on.upkeep.attempt()
+    assert (await on.view()).keys() == {INSTANCE}
+    assert on.upkeep.status.store_error == "database space exceeded"
+
+
+async def test_another_incarnation_ends_the_loop_and_keeps_its_keys() -> None:
+    on = await registered(bench())
+    newer = await registered(bench(on.memory, incarnation="b", clock=on.clock))
+    on.clock.time += TTL_S / 3
+    with pytest.raises(Superseded) as raised:
+        await on.settle()
+    assert raised.value.holder == "b"
+    found = await newer.view()
+    assert found.keys() == {INSTANCE, RANK, RANK_2, DEPARTURE}
+    departure = found[DEPARTURE]
+    assert isinstance(departure, DepartureRecord)
+    assert (departure.incarnation, departure.reason) == ("a", "died")  # its pid is ours, so it cannot be its
+
+
+async def test_a_dying_incarnation_cannot_touch_its_successors_keys() -> None:
+    on = await registered(bench())
+    newer = await registered(bench(on.memory, incarnation="b", clock=on.clock))
+    before = await newer.view()
+    on.processes.exited |= {PARENT}
+    with pytest.raises(Superseded):
+        await on.upkeep.run()
+    assert await newer.view() == before
+
+
+async def test_a_restored_store_that_names_our_predecessor_is_not_a_newer_start() -> None:
+    on = await registered(bench())
+    newer = await registered(bench(on.memory, incarnation="b", clock=on.clock))
+    assert newer.upkeep.status.predecessor == "a"
+    await on.memory.commit((), (Put(CLAIM, b"a"),))
+    await newer.next_check()
+    assert (await stored(newer, CLAIM)).value == b"b"
+
+
+async def test_a_replaced_registrar_goes_on_without_a_gap_and_takes_the_claims_lease_over() -> None:
+    on = await registered(bench())
+    before, claim = await on.view(), await stored(on, CLAIM)
+    created = (await stored(on, VIEW + INSTANCE)).create_revision
+    again = bench(on.memory, clock=on.clock, claimed=True)
+    await again.settle()
+    assert await again.view() == before  # told nothing yet, it leaves everything alone
+    again.want()
+    await again.settle()
+    assert (await again.view(), await stored(again, CLAIM)) == (before, claim)
+    assert (await stored(again, VIEW + INSTANCE)).create_revision == created
+    again.clock.time += 20 * 3600
+    await again.settle()
+    again.clock.time += 20 * 3600
+    assert await again.memory.get(CLAIM) is not None
+
+
+@pytest.mark.parametrize("take_over", [False, True])
+async def test_a_living_incumbent_is_refused_unless_told_otherwise(take_over: bool) -> None:
+    on = bench()
+    alive = instance_record("old")
+    alive_elsewhere = Fence(keyspace=Keyspace(cluster="test"), instance_id="d0", incarnation="old")
+    record = replace(alive, pid=os.getppid())
+    await on.memory.commit(
+        (), (Put(CLAIM, b"old"), Put(alive_elsewhere.absolute(INSTANCE), codec.encode(record)))
+    )
+    on = bench(on.memory, clock=on.clock, take_over=take_over)
+    if take_over:
+        await registered(on)
+    else:
+        with pytest.raises(Refused, match="instance d0 is in use: incarnation old runs on this machine"):
+            await on.settle()
+        assert (await stored(on, CLAIM)).value == b"old"
+
+
+async def live(on: Bench) -> dict[str, object]:
+    """A whole life: claim, register, lose a rank, lose the lease, change, leave; the view before leaving."""
+    on.want()
+    await on.settle()
+    on.processes.exited |= {"0.0.0"}
+    await on.settle()
+    instance = await on.memory.get(VIEW + INSTANCE)
+    if instance is not None and instance.lease is not None:
+        await on.memory.revoke(instance.lease)
+    await on.next_check()
+    on.want(2)
+    await on.settle()
+    before = await on.view()
+    on.upkeep.leave(Leave(reason="drained", timeout_s=10))
+    await on.settle()
+    return before
+
+
+async def _calls_of_a_life() -> int:
+    on = bench()
+    await live(on)
+    return on.store.calls
+
+
+@pytest.mark.parametrize("fault", ["lost request", "lost answer"])
+async def test_a_life_interrupted_at_any_call_goes_on_to_the_same_end(fault: Fault) -> None:
+    expected = await live(bench())
+    expected.pop(DEPARTURE)
+    assert expected.keys() == {INSTANCE, RANK_2}
+    for number in range(await _calls_of_a_life()):
+        on = bench(fail_at=number, fault=fault)
+        before = await live(on)
+        assert before.keys() - {DEPARTURE} == expected.keys(), number
+        assert all(before[key] == expected[key] for key in expected), number
+        assert (await on.view()).keys() == {DEPARTURE}, number
+        assert await reason_in(on) in {"drained", "died"}, number
+        assert on.upkeep.status.left, number
