@@ -31,7 +31,7 @@ from tests.support.fleet import COMPAT, instance_record, rank_record
 pytestmark = pytest.mark.unit
 
 GOLDEN = Path(__file__).parent / "golden" / "keyspace_v1.json"
-few = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+few = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 
 RECORDS: dict[str, Record] = {
     "instances/p0": instance_record(),

@@ -27,7 +27,7 @@ from pdcore.topology.topology import Stored, Topology, build, fold, relist
 from tests.topology.histories import History, histories
 
 pytestmark = pytest.mark.unit
-few = settings(max_examples=50, deadline=None, derandomize=True, database=None)
+few = settings(max_examples=20, deadline=None, derandomize=True, database=None)
 
 
 def assert_same(found: Topology, expected: Topology) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pdcore.topology.shards import ShardedMap
 
 pytestmark = pytest.mark.unit
-few = settings(max_examples=50, deadline=None, derandomize=True, database=None)
+few = settings(max_examples=20, deadline=None, derandomize=True, database=None)
 names = st.text("abc", max_size=3)
 
 

@@ -250,6 +250,12 @@ def test_a_revision_without_changes_moves_only_the_position() -> None:
     assert fold(topology, 5, []).revision == 5
 
 
+def test_the_position_never_steps_back_by_folding() -> None:
+    topology = build({}, 5)
+    assert fold(topology, 3, []) is topology
+    assert fold(topology, 3, [KeyChange("instances/p0", encode(instance_record()), 6)]).revision == 5
+
+
 def test_a_value_nobody_reads_is_not_held() -> None:
     topology = build({"instances/p0": Stored(b"x" * 1_000_000, 1)}, 1)
     assert topology.keys == {"instances/p0": Stored(b"", 1)}
