@@ -204,7 +204,8 @@ def _record(name: keys.Name, value: bytes) -> Record:
 
 def _store_id(value: bytes) -> str:
     """A JSON string, or the bare id for a hand that typed it with ``etcdctl put``."""
-    return _text(value).removeprefix('"').removesuffix('"')
+    text = _text(value)
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] == '"' else text
 
 
 def _check_whole(record: Record) -> None:

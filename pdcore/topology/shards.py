@@ -9,7 +9,7 @@ tree would share more but is slower to read, and reading is what routers do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Final, Generic, TypeVar
 
 V = TypeVar("V")
@@ -35,6 +35,12 @@ class ShardedMap(Mapping[str, V], Generic[V]):
 
     def __len__(self) -> int:
         return self._count
+
+    def values(self) -> ValuesView[V]:
+        return _Values(self)
+
+    def items(self) -> ItemsView[str, V]:
+        return _Items(self)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShardedMap):
@@ -81,6 +87,26 @@ class ShardedMap(Mapping[str, V], Generic[V]):
                 if mine is not theirs:
                     names.update(k for k in mine.keys() | theirs.keys() if mine.get(k) is not theirs.get(k))
         return sorted(names)
+
+
+class _Values(ValuesView[V]):
+    """Walks the row instead of looking every name up."""
+
+    _mapping: ShardedMap[V]
+
+    def __iter__(self) -> Iterator[V]:
+        for shard in self._mapping._row:
+            yield from shard.values()
+
+
+class _Items(ItemsView[str, V]):
+    """Walks the row instead of looking every name up."""
+
+    _mapping: ShardedMap[V]
+
+    def __iter__(self) -> Iterator[tuple[str, V]]:
+        for shard in self._mapping._row:
+            yield from shard.items()
 
 
 def _from_row(row: tuple[dict[str, V], ...], count: int) -> ShardedMap[V]:

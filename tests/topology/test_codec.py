@@ -82,6 +82,8 @@ def test_an_own_field_wins_over_one_of_the_same_name_in_extra() -> None:
 
 def test_a_hand_typed_store_id_counts() -> None:
     assert decode("store_id", b"5f2e") == StoreIdRecord(store_id="5f2e")
+    assert isinstance(decode("store_id", b'"5f2e'), Rejected)
+    assert isinstance(decode("store_id", b""), Rejected)
 
 
 def test_optional_fields_may_be_left_out() -> None:

@@ -32,6 +32,7 @@ def test_it_is_a_dictionary(updates: list[dict[str, int | None]]) -> None:
                 plain[key] = value
         assert (dict(sharded), len(sharded)) == (plain, len(plain))
         assert sharded == made_of(plain)
+        assert (dict(sharded.items()), sorted(sharded.values())) == (plain, sorted(plain.values()))
         assert dict(before) == held
         assert sharded.changed(before) == sorted(k for k in plain | held if plain.get(k) != held.get(k))
 
