@@ -19,6 +19,7 @@ from pdcore.router.fields import MAX_ROOM
 from pdcore.telemetry import logger
 from pdcore.topology.keys import Keyspace
 
+MOST_LEFT: Final = 4096
 TAKE_BACK_S: Final = 0.5  # a slow store must not hold back an answer that is complete
 
 Release = Callable[[], Awaitable[None]]
@@ -32,7 +33,11 @@ def fresh_room() -> int:
 
 
 class ClientRooms:
-    """The client rooms this router serves now. Mutable state: ``_here``."""
+    """The client rooms this router serves now.
+
+    Mutable state: ``_here`` (rooms being served) and ``_left`` (marks that may still stand in the store, because
+    taking them back failed; replaced when the room is claimed here again, gone with the lease in any case).
+    """
 
     def __init__(
         self,
@@ -47,6 +52,7 @@ class ClientRooms:
         self._lease = lease
         self._on_skipped = on_skipped
         self._here: set[int] = set()
+        self._left: dict[int, bytes] = {}
 
     @asynccontextmanager
     async def claimed(self, room: int | None) -> AsyncIterator[Release]:
@@ -80,23 +86,30 @@ class ClientRooms:
         if lease is None:
             self._on_skipped()
             return []
-        key, mark = f"{self._prefix}{room}", secrets.token_hex(8).encode()
+        key, mark, left = f"{self._prefix}{room}", secrets.token_hex(8).encode(), self._left.get(room)
         try:
             done = await self._store.commit((Absent(key),), (Put(key, mark, lease),))
+            if not done.succeeded and left is not None:
+                done = await self._store.commit((ValueIs(key, left),), (Put(key, mark, lease),))
         except StoreError as away:
             _log.warning("client room not claimed", room=room, reason=str(away))
             self._on_skipped()
             return [mark]
         if not done.succeeded:
             raise _taken(room)
+        self._left.pop(room, None)
         return [mark]
 
     async def _take_back(self, room: int, mark: bytes) -> None:
         """Also after a failed claim: a put that timed out may have happened."""
         key = f"{self._prefix}{room}"
+        self._left[room] = mark
+        while len(self._left) > MOST_LEFT:
+            del self._left[next(iter(self._left))]
         try:
             async with asyncio.timeout(TAKE_BACK_S):
                 await self._store.commit((ValueIs(key, mark),), (Delete(key),))
+            self._left.pop(room, None)
         except (StoreError, TimeoutError) as away:
             _log.warning("client room stays claimed until the lease ends", room=room, reason=str(away))
 

@@ -6,10 +6,11 @@ or budgets except the time a connection may take. Its own exceptions end here; t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Final, Protocol, Self
+from typing import Final, Protocol, Self, TypeVar
 
 import httpx
 
@@ -18,6 +19,9 @@ from pdcore.errors import PdcoreError
 KEEPALIVE_S: Final = (
     3.0  # shorter than any engine's, so that a pooled connection is never closed under a request
 )
+
+
+ResultT = TypeVar("ResultT")
 
 
 class NotConnected(PdcoreError):
@@ -100,27 +104,72 @@ class HttpxUpstream:
         assert self._client is not None, "used outside its async with"
         headers = {"accept-encoding": "identity", "content-type": "application/json", **post.headers}
         request = self._client.build_request("POST", post.url, headers=headers, content=post.body)
-        with _translated():
-            response = await self._client.send(request, stream=True)
-        parts = response.aiter_bytes()
+        responses: list[httpx.Response] = []
         try:
-            yield _HttpxAnswer(response, parts)
+            await _cancelled_once(self._send(self._client, request, responses))
+            yield _HttpxAnswer(responses[0])
         finally:
-            await response.aclose()
+            for response in responses:
+                await _to_its_end(response.aclose())
+
+    async def _send(
+        self, client: httpx.AsyncClient, request: httpx.Request, responses: list[httpx.Response]
+    ) -> None:
+        responses.append(await client.send(request, stream=True))
 
 
 class _HttpxAnswer:
-    def __init__(self, response: httpx.Response, parts: AsyncIterator[bytes]) -> None:
-        self._parts = parts
+    def __init__(self, response: httpx.Response) -> None:
+        self._parts = response.aiter_bytes()
         self.status = response.status_code
         self.headers: Mapping[str, str] = response.headers
 
     async def read(self) -> bytes:
+        return await _cancelled_once(self._next_part())
+
+    async def _next_part(self) -> bytes:
+        async for part in self._parts:
+            if part:
+                return part
+        return b""
+
+
+async def _cancelled_once(work: Coroutine[object, object, ResultT]) -> ResultT:
+    """Run ``work`` in a task of its own, with httpx's exceptions translated.
+
+    httpx closes a connection whose user was cancelled, but a second cancellation interrupts the closing and leaves the
+    connection open for ever. A task group cancels its child once, however often it is cancelled itself.
+    """
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(_captured(work))
+    result, error = task.result()
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]
+
+
+async def _captured(
+    work: Coroutine[object, object, ResultT],
+) -> tuple[ResultT | None, NotConnected | Broken | None]:
+    try:
         with _translated():
-            async for part in self._parts:
-                if part:
-                    return part
-            return b""
+            return await work, None
+    except (NotConnected, Broken) as error:
+        return None, error
+
+
+async def _to_its_end(closing: Coroutine[object, object, None]) -> None:
+    """Await ``closing`` although this task may be cancelled meanwhile; the cancellation is raised afterwards."""
+    cancelled: asyncio.CancelledError | None = None
+    task = asyncio.ensure_future(closing)  # ends before this function does
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as again:
+            cancelled = again
+    task.result()
+    if cancelled is not None:
+        raise cancelled
 
 
 _WHAT: Final[tuple[tuple[type[Exception], str], ...]] = (
