@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Mapping, Sequence
 
 import click
 import uvloop
 
 from pdcore.config import ENGINE, EngineConfig, demo_model_directory, load, options
 from pdcore.engine import leader
+from pdcore.engine.rank_process import RANK_COMMAND
 from pdcore.errors import ConfigError
 
 
@@ -17,6 +19,11 @@ from pdcore.errors import ConfigError
 @options(ENGINE)
 def main(**flags: str | None) -> None:
     """Run until told to end; 2 for what cannot work, 3 when superseded, 70 when a rank died."""
+    sys.exit(serve(flags))
+
+
+def serve(flags: Mapping[str, str | None], rank_command: Sequence[str] = RANK_COMMAND) -> int:
+    """Be a leader with these flags; the exit status. What cannot work is one line on standard error."""
     demo = demo_model_directory()
     try:
         config = load(
@@ -27,11 +34,10 @@ def main(**flags: str | None) -> None:
             defaults={"model": str(demo) if demo.is_dir() else None},
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            status = runner.run(leader.run(config))
+            return runner.run(leader.run(config, rank_command=rank_command))
     except ConfigError as wrong:
         click.echo(f"pdcore.engine: {wrong}", err=True)
-        status = leader.REFUSED
-    sys.exit(status)
+        return leader.REFUSED
 
 
 if __name__ == "__main__":

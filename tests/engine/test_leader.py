@@ -1,0 +1,304 @@
+"""The life of a real leader process on a real etcd, with a fake rank: coming up, serving, every way to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.support.cluster import Cluster, Engine
+from tests.support.etcd_server import EtcdServer, etcd_server
+from tests.support.eventually import eventually_now
+from tests.support.processes import free_port
+from tests.support.tiny_models import write_tiny_llama
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+ENDLESS = {"prompt": [ord("*")], "max_tokens": 50, "stream": True}
+SILENT = {"prompt": [ord("!")], "max_tokens": 50}
+DEADLY = {"prompt": [ord("x")], "max_tokens": 50}
+SHORT = {"prompt": [ord("a")], "max_tokens": 3}
+
+
+class Leaders:
+    """Starts leaders of one cluster name on ``etcd`` and ends them all."""
+
+    def __init__(self, etcd: EtcdServer, directory: Path, model: Path) -> None:
+        self._directory = directory
+        self._model = model
+        self._stack = ExitStack()
+        self._count = 0
+        self.etcd = etcd
+        self.cluster = Cluster(directory, model, store=etcd.url, cluster=directory.name)
+        self.cluster.etcd = etcd
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def start(self, role: str, *flags: str, port: int | None = None, model: Path | None = None) -> Engine:
+        """A leader; it may not be ready yet."""
+        port = port or free_port()
+        self._count += 1
+        instance_id = f"{role}-127.0.0.1-{port}"
+        arguments = [
+            *(sys.executable, "-m", "tests.support.fake_engine", "--role", role, "--store", self.etcd.url),
+            *(
+                "--cluster",
+                self.cluster.cluster,
+                "--model",
+                str(model or self._model),
+                "--model-name",
+                "tiny",
+            ),
+            *("--port", str(port), "--bootstrap-port", "0", "--lease-ttl-s", "5", *flags),
+        ]
+        engine = Engine(arguments, self._directory / f"{self._count}-{role}.log", port, instance_id)
+        return self._stack.enter_context(engine)
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdServer]:
+    with etcd_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def leaders(etcd: EtcdServer, tmp_path: Path, model: Path) -> Iterator[Leaders]:
+    some = Leaders(etcd, tmp_path, model)
+    yield some
+    some.close()
+
+
+@pytest.fixture
+def client() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def post(engine: Engine, body: dict[str, Any], **headers: str) -> httpx.Response:
+    return httpx.post(f"{engine.url}/generate", json=body, headers=headers, timeout=20, trust_env=False)
+
+
+def one_line(engine: Engine) -> str:
+    """The last line of what a leader that refused to start has said, which is all a person needs."""
+    assert engine.wait(20) == 2
+    return engine.output().strip().splitlines()[-1]
+
+
+def children(engine: Engine) -> list[psutil.Process]:
+    return psutil.Process(engine.pid).children(recursive=True)
+
+
+def departure(leaders: Leaders, engine: Engine) -> object:
+    return leaders.cluster.keyspace().get(f"departures/{engine.instance_id}", {}).get("reason")
+
+
+def test_it_registers_serves_drains_and_leaves(leaders: Leaders, client: ThreadPoolExecutor) -> None:
+    engine = leaders.start("unified", "--drain-timeout-s", "2").wait_ready()
+    record = leaders.cluster.keyspace()[f"instances/{engine.instance_id}"]
+    assert (record["state"], record["url"], record["models"]) == ("serving", engine.url, ["tiny"])
+    assert record["incarnation"] == engine.incarnation
+    assert leaders.cluster.keyspace()[f"ranks/{engine.instance_id}/0.0.0"]["rank_port"] == 4321
+    assert post(engine, SHORT).json()["completion_tokens"] == 3
+
+    stream = client.submit(post, engine, ENDLESS)
+    eventually_now(
+        lambda: engine.gauge("pdcore_engine_time_to_first_token_seconds_count") == 2, 5, "a stream"
+    )
+    processes = children(engine)
+    engine.signal(signal.SIGTERM)
+    eventually_now(
+        lambda: leaders.cluster.keyspace()[f"instances/{engine.instance_id}"]["state"] == "draining", 2
+    )
+    refused = post(engine, SHORT)
+    assert (refused.status_code, refused.headers["x-pdcore-refused"]) == (421, "draining")
+    assert engine.wait(10) == 0
+    last = stream.result(5).text.strip().splitlines()[-1]
+    assert '"backend_unavailable"' in last
+    assert leaders.cluster.instance_keys(engine.instance_id) == []
+    assert departure(leaders, engine) == "left"
+    assert not [process for process in processes if process.is_running()]
+    assert "a" * 3 not in engine.output()
+
+
+def test_a_request_in_flight_finishes_while_it_drains(leaders: Leaders, client: ThreadPoolExecutor) -> None:
+    engine = leaders.start("unified").wait_ready()
+    held = client.submit(post, engine, SILENT, **{"x-pdcore-remaining-ms": "1500"})
+    eventually_now(lambda: engine.gauge("pdcore_engine_http_in_flight") == 1, 5, "a held request")
+    engine.signal(signal.SIGTERM)
+    assert held.result(5).status_code == 504
+    assert engine.wait(5) == 0
+
+
+def test_a_rank_that_dies_ends_the_instance(leaders: Leaders, client: ThreadPoolExecutor) -> None:
+    engine = leaders.start("decode").wait_ready()
+    leg = {"bootstrap_room": 5, "bootstrap_host": "127.0.0.1", "bootstrap_port": 1}
+    assert post(engine, SHORT | leg).status_code == 400
+    unified = leaders.start("unified").wait_ready()
+    held = client.submit(post, unified, SILENT)
+    eventually_now(lambda: unified.gauge("pdcore_engine_http_in_flight") == 1, 5, "a held request")
+    client.submit(post, unified, DEADLY)
+    answer = held.result(5)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "decode_failed")
+    assert unified.wait(10) == 70
+    eventually_now(lambda: not leaders.cluster.instance_keys(unified.instance_id), 2, "withdrawn")
+    assert departure(leaders, unified) == "died"
+
+
+def test_a_decode_leg_finds_its_prefill_rank_in_the_keyspace(leaders: Leaders) -> None:
+    prefill, decode = leaders.start("prefill"), leaders.start("decode")
+    prefill.wait_ready()
+    decode.wait_ready()
+    leg = {**leaders.cluster.bootstrap(prefill), "bootstrap_room": 77}
+    headers = {
+        "x-pdcore-prefill-incarnation": prefill.incarnation,
+        "x-pdcore-decode-incarnation": decode.incarnation,
+    }
+    assert post(prefill, SHORT | leg, **headers).json()["accepted"] is True
+    answer = post(decode, SHORT | leg, **headers)
+    assert (answer.status_code, answer.headers["x-pdcore-kv"]) == (200, "received")
+    assert answer.json()["bootstrap_room"] == 77
+    began = time.monotonic()
+    stale = post(decode, SHORT | leg, **{"x-pdcore-prefill-incarnation": "unknown"})
+    assert (stale.status_code, stale.headers["x-pdcore-refused"]) == (421, "stale")
+    assert 0.4 < time.monotonic() - began < 2
+    identity = httpx.get(
+        f"http://127.0.0.1:{leg['bootstrap_port']}/bootstrap/anything", timeout=5, trust_env=False
+    )
+    assert identity.json() == {"instance_id": prefill.instance_id, "incarnation": prefill.incarnation}
+
+
+def test_it_waits_for_the_store_saying_so(tmp_path: Path, model: Path) -> None:
+    with etcd_server(started=False) as etcd:
+        leaders = Leaders(etcd, tmp_path, model)
+        try:
+            engine = leaders.start("unified")
+            eventually_now(lambda: engine.get("/health") is not None, 20, "HTTP")
+            health = engine.get("/health")
+            assert health is not None
+            assert (health.status_code, health.json()["status"]) == (200, "starting")
+            eventually_now(lambda: "store does not answer" in _ready_text(engine), 15, "/ready to say why")
+            assert post(engine, SHORT).headers["x-pdcore-refused"] == "not_ready"
+            assert "leader_waiting" in engine.output()
+            etcd.start()
+            engine.wait_ready(20)
+        finally:
+            leaders.close()
+
+
+def _ready_text(engine: Engine) -> str:
+    answer = engine.get("/ready")
+    return "" if answer is None else answer.text
+
+
+@pytest.mark.parametrize(("role", "flag"), [("unified", "--port"), ("prefill", "--bootstrap-port")])
+def test_a_taken_port_is_one_line(leaders: Leaders, role: str, flag: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        line = one_line(leaders.start(role, flag, str(port)))
+    assert flag in line
+    assert f"PDCORE_{flag[2:].replace('-', '_').upper()}" in line
+    assert str(port) in line
+
+
+def test_what_cannot_work_is_one_line(leaders: Leaders, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    starts = [
+        (leaders.start("unified", model=tmp_path / "missing"), "--model / PDCORE_MODEL"),
+        (leaders.start("unified", model=empty), "config.json"),
+        (leaders.start("unified", "--max-model-len", "999999"), "--max-model-len / PDCORE_MAX_MODEL_LEN"),
+        (leaders.start("unified", "--host", "0.0.0.0"), "--host / PDCORE_HOST"),
+        (leaders.start("unified", "--store", "redis://x"), "--store / PDCORE_STORE"),
+        (leaders.start("unified", "--instance-id", "a/b"), "--instance-id / PDCORE_INSTANCE_ID"),
+    ]
+    for engine, named in starts:
+        assert named in one_line(engine)
+        assert len(engine.output().strip().splitlines()) == 1, engine.output()
+
+
+@pytest.mark.parametrize(("name", "status"), [("broken", 2), ("dead", 70)])
+def test_a_rank_that_does_not_start_ends_the_leader(
+    leaders: Leaders, model: Path, tmp_path: Path, name: str, status: int
+) -> None:
+    link = tmp_path / name
+    os.symlink(model, link)
+    engine = leaders.start("unified", model=link)
+    assert engine.wait(20) == status
+    assert ("the model is broken" in engine.output()) == (name == "broken")
+    assert leaders.cluster.instance_keys(engine.instance_id) == []
+
+
+def test_a_killed_leader_takes_its_rank_along_and_is_replaced_at_once(leaders: Leaders) -> None:
+    first = leaders.start("unified").wait_ready()
+    old, processes = first.incarnation, children(first)
+    first.kill()
+    second = leaders.start("unified", port=first.port).wait_ready()
+    assert second.incarnation != old
+    record = leaders.cluster.keyspace()[f"instances/{second.instance_id}"]
+    assert record["incarnation"] == second.incarnation
+    eventually_now(lambda: not [process for process in processes if process.is_running()], 5, "no orphans")
+
+
+def test_a_second_start_is_refused_unless_it_takes_over(leaders: Leaders) -> None:
+    first = leaders.start("unified", "--instance-id", "one").wait_ready()
+    assert "one" in one_line(leaders.start("unified", "--instance-id", "one"))
+    assert first.is_ready()
+    second = leaders.start("unified", "--instance-id", "one", "--take-over", "true").wait_ready()
+    assert first.wait(10) == 3
+    assert leaders.cluster.keyspace()["instances/one"]["incarnation"] == second.incarnation
+
+
+def test_a_second_signal_ends_it_now(leaders: Leaders, client: ThreadPoolExecutor) -> None:
+    engine = leaders.start("unified", "--drain-timeout-s", "60").wait_ready()
+    processes = children(engine)
+    client.submit(post, engine, SILENT)
+    eventually_now(lambda: engine.gauge("pdcore_engine_http_in_flight") == 1, 5, "a held request")
+    engine.signal(signal.SIGTERM)
+    eventually_now(lambda: "leader_draining" in engine.output(), 5, "draining")
+    engine.signal(signal.SIGINT)
+    assert engine.wait(2) == 128 + signal.SIGINT
+    eventually_now(lambda: not [process for process in processes if process.is_running()], 5, "no orphans")
+
+
+def test_port_zero_is_picked_and_advertised(leaders: Leaders) -> None:
+    engine = leaders.start("unified", "--port", "0")
+    found = eventually_now(lambda: list(leaders.cluster.keyspace()), 20, "a record")
+    record = eventually_now(lambda: _only_instance(leaders), 20, "a record")
+    assert found
+    assert record["url"].endswith(f":{record['url'].rsplit(':', 1)[1]}")
+    health = httpx.get(f"{record['url']}/health", timeout=5, trust_env=False).json()
+    assert health["instance_id"] == "unified-127.0.0.1-" + record["url"].rsplit(":", 1)[1]
+    assert engine.running
+
+
+def _only_instance(leaders: Leaders) -> dict[str, Any] | None:
+    found = [value for key, value in leaders.cluster.keyspace().items() if key.startswith("instances/")]
+    return found[0] if found else None
+
+
+def test_a_leader_loads_no_tensor_library() -> None:
+    code = "import pdcore.engine.__main__, sys; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "False"
