@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 import sys
+import tempfile
 import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import AsyncIterator, Callable
@@ -105,10 +106,27 @@ class Child(asyncio.SubprocessProtocol):
 
 @asynccontextmanager
 async def running(member: Member, on_line: OnLine, grace: Grace) -> AsyncIterator[Child]:
-    """Start ``member``, hand every line it writes to ``on_line``; leaving ends it with all that it started."""
+    """Start ``member``, hand every line it writes to ``on_line``; leaving ends it with all that it started.
+
+    Its temporary files go into a directory that is removed afterwards: a killed process cannot tidy up.
+    """
+    with tempfile.TemporaryDirectory(prefix="pdcore-", ignore_cleanup_errors=True) as scratch:
+        async with _started(member, on_line, grace, scratch) as child:
+            yield child
+
+
+@asynccontextmanager
+async def _started(member: Member, on_line: OnLine, grace: Grace, scratch: str) -> AsyncIterator[Child]:
     argv = (sys.executable, "-IS", str(Path(tether.__file__)), str(os.getpid()), *member.argv)
+    environ = {**os.environ, "TMPDIR": scratch}
     _, child = await asyncio.get_running_loop().subprocess_exec(
-        lambda: Child(on_line), *argv, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True
+        lambda: Child(on_line),
+        *argv,
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=STDOUT,
+        start_new_session=True,
+        env=environ,
     )
     try:
         yield child

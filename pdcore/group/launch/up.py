@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Final, TextIO
 
+from pdcore import telemetry
 from pdcore.clock import SystemClock
 from pdcore.config import UpConfig
 from pdcore.errors import ConfigError
@@ -32,6 +33,8 @@ def supervise(config: UpConfig, out: TextIO, body: Body, *, on_signal: int = 0) 
     Raises :class:`ConfigError` for what cannot work, a member's own words included.
     """
     plan = plan_of(config)
+    # What the supervisor's own follower meets is said in the log's words; only what is broken may speak for itself.
+    telemetry.configure("json" if config.log_format == "json" else "text", "error", role="supervisor")
     log = PrefixedLog(out, (embedded_etcd.NAME, *plan.instance_ids, ROUTER_NAME))
     if config.store is not None:
         return asyncio.run(_until_ended(config, plan, None, config.store, log, body, on_signal))

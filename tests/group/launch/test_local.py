@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from os.path import exists
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,16 @@ async def test_what_a_dead_member_left_behind_is_gone_before_it_starts_again(sta
         os.kill(parent, signal.SIGKILL)
         await stage.said("first", 3)
         assert not alive(child)
+
+
+async def test_what_a_killed_member_left_in_its_temporary_directory_is_removed(stage: Stage) -> None:
+    script = "import tempfile, time\nprint(tempfile.mkdtemp(), flush=True)\ntime.sleep(600)"
+    async with stage.supervisor.keeping([stage.member("first", script)]):
+        left = (await stage.said("first"))[0]
+        assert exists(left)
+        stage.hurry.set()
+    assert not exists(left)
+    assert not exists(os.path.dirname(left))
 
 
 async def test_a_line_without_end_does_not_fill_memory(stage: Stage) -> None:
