@@ -11,7 +11,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from os.path import exists
 from pathlib import Path
 
 import pytest
@@ -92,6 +91,10 @@ WITH_CHILD = PIDS + (
 
 def alive(pid: int) -> bool:
     return bool(session_members(pid)) or (Path(f"/proc/{pid}").exists() and _state(pid) not in "ZX")
+
+
+def _exists(path: str) -> bool:
+    return os.path.exists(path)
 
 
 def _state(pid: int) -> str:
@@ -211,10 +214,10 @@ async def test_what_a_killed_member_left_in_its_temporary_directory_is_removed(s
     script = "import tempfile, time\nprint(tempfile.mkdtemp(), flush=True)\ntime.sleep(600)"
     async with stage.supervisor.keeping([stage.member("first", script)]):
         left = (await stage.said("first"))[0]
-        assert exists(left)
+        assert _exists(left)
         stage.hurry.set()
-    assert not exists(left)
-    assert not exists(os.path.dirname(left))
+    assert not _exists(left)
+    assert not _exists(os.path.dirname(left))
 
 
 async def test_a_line_without_end_does_not_fill_memory(stage: Stage) -> None:

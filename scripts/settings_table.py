@@ -1,0 +1,40 @@
+"""Print the settings of every process as the Markdown tables of README.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from pdcore.config import COMMON, ENGINE, LISTEN, ROUTER, UP
+from pdcore.setting import Setting
+
+TABLES: Final = (
+    ("Every process", COMMON),
+    ("Engines and routers", LISTEN),
+    ("Engine", [setting for setting in ENGINE if setting not in (*COMMON, *LISTEN)]),
+    ("Router", [setting for setting in ROUTER if setting not in (*COMMON, *LISTEN)]),
+    ("`pdcore up`, `pdcore demo`", [setting for setting in UP if setting not in COMMON]),
+)
+
+
+def main() -> None:
+    print(tables())
+
+
+def tables() -> str:
+    """One table per process."""
+    return "\n\n".join(f"**{title}**\n\n{_table(settings)}" for title, settings in TABLES)
+
+
+def _table(settings: Iterable[Setting]) -> str:
+    head = ("| flag | variable | default | meaning |", "| --- | --- | --- | --- |")
+    return "\n".join((*head, *map(_row, settings)))
+
+
+def _row(setting: Setting) -> str:
+    default = "" if setting.default is None else f"`{setting.default}`"
+    return f"| `{setting.flag}` | `{setting.variable}` | {default} | {setting.help} |"
+
+
+if __name__ == "__main__":
+    main()
