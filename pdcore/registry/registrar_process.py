@@ -109,6 +109,15 @@ async def _tell_start(channel: Channel, wish: Wish) -> None:
 
 
 async def _reap(process: asyncio.subprocess.Process) -> int:
+    """Its exit status, and no process left behind, also when this is cancelled."""
+    try:
+        return await _wait_or_kill(process)
+    except asyncio.CancelledError:
+        await _wait_or_kill(process)
+        raise
+
+
+async def _wait_or_kill(process: asyncio.subprocess.Process) -> int:
     """Its channel is closed, so it ends by itself; one that does not is killed."""
     try:
         async with asyncio.timeout(END_S):

@@ -56,10 +56,16 @@ class Parent:
         arguments = [msgspec.json.encode(spec).decode(), str(ranks), url]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.fake_parent", *arguments],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
         self.registered: dict[str, Any] = {}
+
+    def go(self) -> None:
+        """Let it start: until then it has only loaded its code."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
 
     def wait(self, event: str) -> dict[str, Any]:
         """Its next words, which are to be ``event``."""
@@ -71,6 +77,7 @@ class Parent:
         return said
 
     def wait_registered(self) -> dict[str, Any]:
+        self.go()
         self.wait("claimed")
         self.registered = self.wait("registered")
         return self.registered
@@ -85,7 +92,7 @@ class Parent:
 
     def close(self) -> None:
         self.kill()
-        for stream in (self.process.stdout, self.process.stderr):
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             assert stream is not None
             stream.close()
         for pid in self.registered.get("ranks", []):
@@ -163,17 +170,18 @@ async def test_twenty_restarts_at_one_address_are_each_registered_at_once(
     store: EtcdStore, shared_etcd: EtcdServer
 ) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    for number in range(20):
-        incarnation = f"run-{number}"
-        with parent(spec(shared_etcd.url, incarnation), ranks=1, url=url) as running:
+    with contextlib.ExitStack() as ended_last:
+        following = ended_last.enter_context(parent(spec(shared_etcd.url, "run-0"), url=url))
+        for number in range(20):
+            running = following
+            following = ended_last.enter_context(parent(spec(shared_etcd.url, f"run-{number + 1}"), url=url))
             assert running.wait_registered()["took_s"] < 1.0
             found = await records(store)
             instance, rank_found = found[INSTANCE], found[RANK]
             assert isinstance(instance, InstanceRecord)
             assert isinstance(rank_found, RankRecord)
-            assert (instance.incarnation, rank_found.incarnation) == (incarnation, incarnation)
-            running.kill()
-            # The next start does not wait for this one's registrar: they race on purpose.
+            assert {instance.incarnation, rank_found.incarnation} == {f"run-{number}"}
+            running.kill()  # and the next one starts at once: it races with this one's registrar
 
 
 async def test_dead_rank_is_withdrawn_at_once_and_the_instance_stays(
@@ -322,6 +330,7 @@ async def test_living_incumbent_is_refused_until_told_to_take_over(
     with parent(spec(shared_etcd.url, "old", ttl_s=3)) as incumbent:
         incumbent.wait_registered()
         with parent(spec(shared_etcd.url, "new")) as refused:
+            refused.go()
             assert refused.process.wait(START_S) == 2
             errors = refused.errors()
             assert (

@@ -1,7 +1,8 @@
 """A leader without an engine: registers like one, with rank processes that only beat. Run as a program by tests.
 
-``python -m tests.support.fake_parent SPEC RANKS URL``, SPEC as JSON. Says ``claimed``, then ``registered`` with the
-seconds since put, its ranks' pids and its registrar's; ends like an engine: 2 refused, 3 superseded.
+``python -m tests.support.fake_parent SPEC RANKS URL``, SPEC as JSON. Waits for a line on its standard input, so that
+a test can have it loaded beforehand. Says ``claimed``, then ``registered`` with the seconds since put, its ranks'
+pids and its registrar's; ends like an engine: 2 refused, 3 superseded.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ async def parent(spec: RegistrarSpec, ranks: int, url: str) -> int:
 def main() -> int:
     spec = msgspec.json.decode(sys.argv[1], type=RegistrarSpec)
     telemetry.configure(spec.log_format, spec.log_level, role=spec.role, instance_id=spec.instance_id)
+    sys.stdin.readline()
     try:
         return asyncio.run(parent(spec, int(sys.argv[2]), sys.argv[3]))
     except ConfigError as error:
