@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdcore.clock import Clock
-from pdcore.router.answer import ClientAnswer
+from pdcore.router.answer import ClientAnswer, ClientStalled
 from pdcore.router.budget import Budget
 from pdcore.router.exchange import Effect, Leg, LegEvent, LegFailure, Phase, decide, failure_in_body
 from pdcore.router.headers import returned
@@ -55,7 +55,11 @@ class Ground:
 
 
 class AttemptRun:
-    """Runs one plan once. Mutable state: ``_phase`` and ``_verdict``, both changed by :meth:`_happened` only."""
+    """Runs one plan once.
+
+    Mutable state: ``_phase`` and ``_verdict``, both changed by :meth:`_happened` only, and ``_stalled``, the client's
+    own failure, about which there is nothing to decide.
+    """
 
     def __init__(
         self, plan: Plan, ground: Ground, budget: Budget, client: ClientAnswer, shown: Presentation
@@ -67,12 +71,13 @@ class AttemptRun:
         self._shown = shown
         self._phase = Phase()
         self._verdict: Verdict | None = None
+        self._stalled: ClientStalled | None = None
         self._settled = asyncio.Event()
 
     async def run(self, holds: Mapping[str, Hold]) -> Verdict:
         """Send every leg and wait until the attempt is settled; when this returns, no leg is open.
 
-        ``holds`` counts the legs by instance id; each is released when its leg has ended.
+        ``holds`` counts the legs by instance id; each is released when its leg has ended. Raises ClientStalled.
         """
         async with asyncio.TaskGroup() as group:
             legs = {
@@ -84,6 +89,8 @@ class AttemptRun:
                 await asyncio.wait((legs["prefill"],), timeout=LINGER_S)
             for task in legs.values():
                 task.cancel()
+        if self._stalled is not None:
+            raise self._stalled
         assert self._verdict is not None
         return self._verdict
 
@@ -98,6 +105,9 @@ class AttemptRun:
             except LegFailure as failure:
                 outcome.set(failure.event)
                 self._happened(plan.leg, failure.event, failure)
+            except ClientStalled as stalled:
+                self._stalled = stalled
+                self._settled.set()
 
     def _happened(self, leg: Leg, event: LegEvent, failure: LegFailure | None = None) -> None:
         """Apply the table; the only place where phase and verdict change."""

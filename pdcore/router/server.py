@@ -18,6 +18,7 @@ from pdcore.registry.beside import running_beside
 BACKLOG: Final = 4096
 KEEPALIVE_S: Final = 75
 CLOSING_S: Final = 2
+UNREAD_ANSWER_MS: Final = 60_000
 WILDCARDS: Final = ("0.0.0.0", "::", "")
 
 
@@ -31,6 +32,9 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"--host / PDCORE_HOST: {host!r} is no address: {wrong}") from wrong
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)
+    if user_timeout is not None:  # accepted sockets inherit it: bytes that nobody takes end the connection
+        listener.setsockopt(socket.IPPROTO_TCP, user_timeout, UNREAD_ANSWER_MS)
     try:
         listener.bind(address)
         listener.listen(BACKLOG)

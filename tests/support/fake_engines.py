@@ -129,6 +129,7 @@ class FakeEngine:
     def __post_init__(self) -> None:
         self.release = asyncio.Event()
         self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
 
     @property
     def url(self) -> str:
@@ -148,13 +149,15 @@ class FakeEngine:
         if self._server is not None:
             server, self._server = self._server, None
             server.close()
-            server.close_clients() if hasattr(server, "close_clients") else None
+        for writer in self._writers:
+            writer.close()
 
     def script(self) -> Script:
         return self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._writers.add(writer)
         try:
             while (seen := await _read_request(reader)) is not None:
                 self.seen.append(seen)
@@ -167,6 +170,7 @@ class FakeEngine:
         except ConnectionError:
             self.left += 1
         finally:
+            self._writers.discard(writer)
             writer.close()
 
     async def _perform(
