@@ -99,18 +99,24 @@ class Relay:
         if self._refusing:
             writer.transport.abort()
             return
+        pair = {writer}
+        self._writers.add(
+            writer
+        )  # before the far side answers: a cut holds for a connection that is being made
         try:
             far_reader, far_writer = await asyncio.open_connection(*self._target)
-        except OSError:
-            writer.transport.abort()
-            return
-        pair = {writer, far_writer}
-        self._writers |= pair
-        try:
+            pair.add(far_writer)
+            self._writers.add(far_writer)
+            if writer.transport.is_closing():
+                return
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._pump(reader, far_writer, pair, to_client=False))
                 tasks.create_task(self._pump(far_reader, writer, pair, to_client=True))
+        except OSError:
+            return  # no far side: the client is reset, as by a host without a listener
         finally:
+            for end in pair:
+                end.transport.abort()
             self._writers -= pair
 
     async def _pump(
