@@ -47,8 +47,12 @@ class RankProcess:
         return self._pidfd
 
     def __enter__(self) -> Self:
+        spec = msgspec.msgpack.encode(self._spec)
+        if len(spec) > LARGEST_SPEC:
+            raise ValueError(f"a rank's spec of {len(spec)} bytes is larger than {LARGEST_SPEC}")
         reading, writing = os.pipe()
         try:
+            os.write(writing, spec)  # whole: an empty pipe holds twice as much
             beat = () if self._spec.beat_fd is None else (self._spec.beat_fd,)
             self._process = subprocess.Popen(
                 [*self._command, "--spec-fd", str(reading)],
@@ -56,11 +60,10 @@ class RankProcess:
                 pass_fds=(reading, *beat),
                 process_group=0,
             )
-            self._pidfd = os.pidfd_open(self._process.pid)
-            _write_whole(writing, msgspec.msgpack.encode(self._spec))
         finally:
             os.close(reading)
             os.close(writing)
+        self._pidfd = os.pidfd_open(self._process.pid)
         return self
 
     def __exit__(
@@ -91,10 +94,3 @@ class RankProcess:
             loop.remove_reader(descriptor)
             os.close(descriptor)
         return self._process.wait()
-
-
-def _write_whole(descriptor: int, data: bytes) -> None:
-    if len(data) > LARGEST_SPEC:
-        raise ValueError(f"a rank's spec of {len(data)} bytes is larger than {LARGEST_SPEC}")
-    if os.write(descriptor, data) != len(data):
-        raise OSError("the pipe to a rank took only a part of its spec")

@@ -1,0 +1,157 @@
+"""A decode leader finds its peer in the keyspace, waits a moment for what it does not know, and connects to nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from pdcore.engine.legs import Leg
+from pdcore.engine.messages import Ready
+from pdcore.engine.peers import Peers, knows, locate
+from pdcore.engine.records import Identity, instance_record, rank_records
+from pdcore.errors import ApiError, ConfigError
+from pdcore.topology import codec, keys
+from pdcore.topology.keys import RankId, RankPosition
+from pdcore.topology.records import InstanceRecord, Role
+from pdcore.topology.topology import Stored, Topology, build
+from tests.support.fake_rank import READY
+
+pytestmark = pytest.mark.unit
+
+LEG = Leg(room=7, host="127.0.0.1", port=18800, dp_rank=None)
+
+
+def identity(role: Role, incarnation: str = "one") -> Identity:
+    return Identity(
+        role=role,
+        instance_id=f"{role}-0",
+        incarnation=incarnation,
+        models=("m",),
+        host="127.0.0.1",
+        url="http://127.0.0.1:1",
+        bootstrap_port=18800 if role == "prefill" else None,
+        block_size=16,
+        machine="here",
+        boot_id="boot",
+        pid=1,
+    )
+
+
+def ready(*ranks: RankPosition) -> dict[RankPosition, Ready]:
+    return dict.fromkeys(ranks, READY)
+
+
+def topology(incarnation: str = "one", *, ranks: bool = True, dp_size: int = 1) -> Topology:
+    who = identity("prefill", incarnation)
+    positions = ready(*(RankPosition(dp, 0, 0) for dp in range(dp_size)))
+    entries = {keys.instance("prefill-0"): codec.encode(instance_record(who, positions, "serving"))}
+    if ranks:
+        for position, record in rank_records(who, positions).items():
+            entries[keys.rank(RankId("prefill-0", position))] = codec.encode(record)
+    return build({key: Stored(value, 5) for key, value in entries.items()}, 5)
+
+
+class ScriptedView:
+    """Shows ``now``, and ``later`` to whoever waits (never, when there is none)."""
+
+    def __init__(self, now: Topology, later: Topology | None = None) -> None:
+        self.topology = now
+        self._later = later
+        self.waited_s: list[float] = []
+
+    async def wait_until(self, predicate: Callable[[Topology], bool], timeout_s: float) -> Topology:
+        self.waited_s.append(timeout_s)
+        if self._later is not None and predicate(self._later):
+            self.topology = self._later
+            return self._later
+        raise TimeoutError
+
+
+def own_record() -> InstanceRecord:
+    return instance_record(identity("decode"), ready(RankPosition(0, 0, 0)), "serving")
+
+
+async def find(
+    view: ScriptedView, expected: str | None, own: InstanceRecord | None = None, leg: Leg = LEG
+) -> str:
+    peers = Peers(view, lambda: own)
+    async with asyncio.timeout(1):
+        return (await peers.prefill(leg, expected)).incarnation
+
+
+async def test_a_known_peer_is_found_without_waiting() -> None:
+    for expected in ("one", None):
+        view = ScriptedView(topology())
+        assert await find(view, expected, own_record()) == "one"
+        assert view.waited_s == []
+
+
+def test_a_peer_is_its_rank_record() -> None:
+    peer = locate(topology(), LEG, "one")
+    assert (peer.instance_id, peer.rank_ip, peer.rank_port) == ("prefill-0", "127.0.0.1", 4321)
+    assert peer.transfer == {"kind": "fake"}
+    assert locate(topology(dp_size=2), replace(LEG, dp_rank=1), None).dp == 1
+
+
+async def test_an_incarnation_not_known_yet_is_waited_for() -> None:
+    view = ScriptedView(topology("one"), topology("two"))
+    assert await find(view, "two") == "two"
+    assert view.waited_s == [0.5]
+
+
+async def test_one_that_does_not_come_is_a_stale_view() -> None:
+    for view in (ScriptedView(topology("one")), ScriptedView(Topology.empty())):
+        with pytest.raises(ApiError) as caught:
+            await find(view, "two")
+        assert (caught.value.status, caught.value.refused) == (421, "stale")
+
+
+async def test_an_address_that_names_nobody_is_400_when_nobody_was_expected() -> None:
+    with pytest.raises(ApiError) as caught:
+        await find(ScriptedView(topology()), None, leg=replace(LEG, port=9))
+    assert (caught.value.status, caught.value.param) == (400, "bootstrap_host")
+
+
+async def test_an_instance_without_that_rank_is_unavailable() -> None:
+    view = ScriptedView(topology(ranks=False))
+    assert not knows(view.topology, LEG, "one")
+    with pytest.raises(ApiError) as caught:
+        await find(view, "one")
+    assert caught.value.status == 503
+
+
+async def test_a_dp_rank_out_of_range_is_the_senders_mistake() -> None:
+    with pytest.raises(ApiError) as caught:
+        await find(ScriptedView(topology()), "one", leg=replace(LEG, dp_rank=1))
+    assert (caught.value.status, caught.value.param) == (400, "disagg_prefill_dp_rank")
+
+
+async def test_instances_that_do_not_fit_together_are_not_paired() -> None:
+    own = own_record()
+    other = replace(own, compat=replace(own.compat, model_fingerprint="another"))
+    with pytest.raises(ApiError, match="model_fingerprint") as caught:
+        await find(ScriptedView(topology()), "one", other)
+    assert caught.value.status == 503
+
+
+def test_a_record_counts_what_its_ranks_said() -> None:
+    positions = ready(
+        RankPosition(0, 0, 0), RankPosition(0, 0, 1), RankPosition(1, 0, 0), RankPosition(1, 0, 1)
+    )
+    record = instance_record(identity("prefill"), positions, "starting")
+    assert (record.dp_size, record.cp_size, record.tp_size, record.pp_size) == (2, 1, 2, 1)
+    assert (record.kv_tokens, record.state) == (2 * READY.kv_tokens, "starting")
+    assert (record.bootstrap_host, record.bootstrap_port) == ("127.0.0.1", 18800)
+
+
+def test_ranks_that_disagree_are_no_instance() -> None:
+    positions = ready(RankPosition(0, 0, 0), RankPosition(0, 0, 1))
+    other = READY.compat | {"layers": 99}
+    positions[RankPosition(0, 0, 1)] = Ready(
+        **{name: getattr(READY, name) for name in READY.__struct_fields__ if name != "compat"}, compat=other
+    )
+    with pytest.raises(ConfigError, match=r"0\.0\.1"):
+        instance_record(identity("prefill"), positions, "starting")

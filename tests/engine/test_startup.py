@@ -1,0 +1,102 @@
+"""What a leader decides before it starts: names, ports, the model's text side; each refusal in one sentence."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pdcore.config import ENGINE, EngineConfig, load
+from pdcore.engine.http_server import listen, port_of, url_host
+from pdcore.engine.startup import starting
+from pdcore.errors import ConfigError
+from tests.support.tiny_models import write_tiny_llama
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port: int = other.getsockname()[1]
+        yield port
+
+
+def config(model: Path, role: str = "unified", **flags: str) -> EngineConfig:
+    given = {"role": role, "model": str(model), "port": "0", "bootstrap_port": "0", **flags}
+    return load(EngineConfig, ENGINE, given, section="engine", environ={})
+
+
+def refusal(settings: EngineConfig) -> str:
+    with pytest.raises(ConfigError) as caught, starting(settings):
+        pytest.fail("it started")
+    return str(caught.value)
+
+
+def test_names_follow_from_role_host_port_and_directory(model: Path) -> None:
+    with starting(config(model)) as startup:
+        identity, port = startup.identity, port_of(startup.listener)
+        assert identity.instance_id == f"unified-127.0.0.1-{port}"
+        assert identity.url == f"http://127.0.0.1:{port}"
+        assert identity.models == ("tiny",)
+        assert (identity.bootstrap_port, startup.bootstrap) == (None, None)
+        assert startup.rank_ip == "127.0.0.1"
+    with starting(config(model, model_name="m", instance_id="mine")) as other:
+        assert (other.identity.models, other.identity.instance_id) == (("m",), "mine")
+        assert other.identity.incarnation != identity.incarnation
+
+
+def test_a_prefill_leader_holds_its_bootstrap_port_from_the_start(model: Path) -> None:
+    with starting(config(model, "prefill")) as startup:
+        port = startup.identity.bootstrap_port
+        assert startup.bootstrap is not None
+        assert port == port_of(startup.bootstrap)
+        with pytest.raises(ConfigError):
+            listen("127.0.0.1", port, "bootstrap_port")
+    listen("127.0.0.1", port, "bootstrap_port").close()
+
+
+def test_a_taken_port_names_flag_variable_and_port(model: Path, taken: int) -> None:
+    http = refusal(config(model, port=str(taken)))
+    assert http == f"--port / PDCORE_PORT: port {taken} on 127.0.0.1 is taken by another process"
+    bootstrap = refusal(config(model, "prefill", bootstrap_port=str(taken)))
+    assert bootstrap.startswith(f"--bootstrap-port / PDCORE_BOOTSTRAP_PORT: port {taken}")
+
+
+def test_what_cannot_be_advertised_is_not_listened_on(model: Path) -> None:
+    for host in ("0.0.0.0", "::"):
+        assert refusal(config(model, host=host)).startswith("--host / PDCORE_HOST")
+    assert "is no address" in refusal(config(model, host="no.such.host.invalid"))
+    assert "cannot be used" in refusal(config(model, host="192.0.2.1"))
+
+
+def test_a_model_that_cannot_be_served_is_refused(model: Path, tmp_path: Path) -> None:
+    assert refusal(config(tmp_path / "missing")).startswith("--model / PDCORE_MODEL")
+    assert "config.json" in refusal(config(tmp_path))
+    assert "PDCORE_MAX_MODEL_LEN" in refusal(config(model, max_model_len="999999"))
+
+
+def test_a_rank_is_told_all_it_needs(model: Path) -> None:
+    settings = config(model, "decode", kv_tokens="4096", max_batch="7", dtype="bfloat16")
+    with starting(settings) as startup:
+        spec = startup.rank_spec(runtime_dir="/run/x", dispatch="ipc:///run/x/d", beat_fd=5)
+    assert (spec.role, spec.kv_tokens, spec.max_batch, spec.dtype) == ("decode", 4096, 7, "bfloat16")
+    assert (spec.runtime_dir, spec.dispatch, spec.beat_fd) == ("/run/x", "ipc:///run/x/d", 5)
+    assert (spec.instance_id, spec.incarnation) == (
+        startup.identity.instance_id,
+        startup.identity.incarnation,
+    )
+    assert Path(spec.model).is_absolute()
+
+
+def test_an_ipv6_host_is_bracketed_in_urls() -> None:
+    assert (url_host("::1"), url_host("10.0.0.1")) == ("[::1]", "10.0.0.1")
