@@ -56,7 +56,7 @@ class Exchange:
         self._receive = receive
         self._headers = headers_of(scope)
         self._request_id = legs.public_request_id(self._headers) or f"req-{secrets.token_hex(12)}"
-        self._answer = Answer(send, self._request_id)
+        self._answer = Answer(send, self._request_id, write_idle_s=engine.write_idle_s)
         self._began = engine.clock.now()
         self._facts: dict[str, object] = {}
 

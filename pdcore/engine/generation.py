@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from pdcore.clock import Clock
 from pdcore.engine import legs, openai
-from pdcore.engine.answer import Answer
+from pdcore.engine.answer import WRITE_IDLE_S, Answer
 from pdcore.engine.dispatch import Reply
 from pdcore.engine.fields import Body
 from pdcore.engine.legs import Expectation, Leg
@@ -78,6 +78,7 @@ class Engine:
     request_timeout_s: float
     vocab_size: int
     serial: itertools.count[int]
+    write_idle_s: float = WRITE_IDLE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

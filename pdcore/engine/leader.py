@@ -49,6 +49,7 @@ REFUSED: Final = 2
 SUPERSEDED: Final = 3
 RANK_DIED: Final = 70
 
+FIRST_STATUS_S: Final = 1.0
 STATUS_EVERY_S: Final = 5.0
 LAST_WORDS_S: Final = 1.0
 RANK_STOP_S: Final = 3.0
@@ -209,8 +210,10 @@ class Leader:
     async def _say_while_waiting(self, what: str) -> None:
         """Tell people, in the log and on ``/ready``, that the store is what is being waited for."""
         self._state.why = what
+        pause_s = FIRST_STATUS_S
         while True:
-            await self._clock.sleep(STATUS_EVERY_S)
+            await self._clock.sleep(pause_s)
+            pause_s = STATUS_EVERY_S
             trouble = self._registration.store_error or self._follower.last_error
             self._state.why = what if trouble is None else f"{what}; the store does not answer: {trouble}"
             log.warning("leader_waiting", waiting=what, store_error=trouble)
