@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import psutil
 import pytest
@@ -50,7 +51,7 @@ async def connected(
 
 @asynccontextmanager
 async def pair(
-    prefill: Script, decode: Script, **changes: object
+    prefill: Script, decode: Script, **changes: Any
 ) -> AsyncIterator[tuple[Fleet, FakeEngine, FakeEngine]]:
     async with running_fleet(**changes) as fleet, FakeEngine([prefill]) as p, FakeEngine([decode]) as d:
         await fleet.add("p", "prefill", p)
@@ -92,7 +93,7 @@ async def _outcome(fleet: Fleet, outcome: str) -> bool:
 
 async def test_cancelled_at_any_moment_nothing_leaks() -> None:
     chance = random.Random(7)
-    script = (fake.stream_head(), *(fake.chunk(event(str(n))) for n in range(5)), Hang())
+    script: Script = (fake.stream_head(), *(fake.chunk(event(str(n))) for n in range(5)), Hang())
     async with pair(fake.accepted(), script) as (fleet, _, d):
 
         async def one(delay_s: float) -> None:

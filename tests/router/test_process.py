@@ -1,0 +1,187 @@
+"""The router as a process: how it starts, what it says when it cannot, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from pdcore.registry.connect import open_store
+from pdcore.registry.store import Put
+from pdcore.router.__main__ import main
+from pdcore.topology import codec
+from pdcore.topology.records import Role
+from tests.router.fleet import SPACE, entries, record
+from tests.support import fake_engines as fake
+from tests.support.etcd_server import EtcdServer, etcd_server
+from tests.support.eventually import eventually
+from tests.support.fake_engines import COMPLETION, DONE, MARK, FakeEngine, Hang, Script, event
+from tests.support.processes import ChildProcess, free_port
+
+pytestmark = pytest.mark.integration
+
+STREAM: Script = (
+    *(fake.stream_head(), fake.chunk(event("a")), Hang()),
+    *(fake.chunk(event("b", "stop") + DONE), fake.END),
+)
+
+
+class Process(ChildProcess):
+    """``python -m pdcore.router`` on a free port."""
+
+    def __init__(self, directory: Path, store: str, *flags: str) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        arguments = [
+            *(sys.executable, "-m", "pdcore.router", "--store", store, "--cluster", SPACE.cluster),
+            *("--port", str(port), "--router-id", "r", "--lease-ttl-s", "5", *flags),
+        ]
+        super().__init__(arguments, directory / "router.log")
+
+    async def get(self, path: str) -> httpx.Response | None:
+        async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
+            try:
+                return await client.get(self.url + path)
+            except httpx.TransportError:
+                return None
+
+    async def wait_status(self, path: str, status: int) -> httpx.Response:
+        async def answered() -> httpx.Response | None:
+            answer = await self.get(path)
+            return answer if answer is not None and answer.status_code == status else None
+
+        found = await eventually(answered, 20, f"{path} says {status}")
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def etcd() -> Iterator[EtcdServer]:
+    with etcd_server(started=False) as server:
+        yield server
+
+
+async def register(url: str, **engines: FakeEngine) -> None:
+    """Put p and d as they would put themselves."""
+    async with open_store(url, timeout_s=3) as store:
+        for name, engine in engines.items():
+            role: Role = "prefill" if name == "p" else "decode"
+            found = entries(name, record(role, engine.url))
+            await store.commit(
+                (), tuple(Put(SPACE.view + key, codec.encode(one)) for key, one in found.items())
+            )
+
+
+@asynccontextmanager
+async def serving(
+    directory: Path, etcd: EtcdServer, decode: Script, *flags: str
+) -> AsyncIterator[tuple[Process, FakeEngine, FakeEngine]]:
+    """A router that is ready, over a running etcd and one pair."""
+    etcd.start()
+    async with FakeEngine([fake.accepted()]) as p, FakeEngine([decode]) as d:
+        await register(etcd.url, p=p, d=d)
+        with Process(directory, etcd.url, *flags) as process:
+            await process.wait_status("/ready", 200)
+            yield process, p, d
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--host", "0.0.0.0"), "name one address"),
+        (("--host", "256.1.1.1"), "is no address"),
+        (("--port", "x"), "--port / PDCORE_PORT"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_one_line_and_exit_2(flags: tuple[str, ...], says: str) -> None:
+    ended = CliRunner().invoke(main, flags)
+    assert ended.exit_code == 2
+    (line,) = ended.stderr.splitlines()
+    assert says in line
+
+
+def test_a_taken_port_is_one_line_and_exit_2() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = CliRunner().invoke(main, ("--port", str(port)))
+    assert ended.exit_code == 2
+    assert ended.stderr == f"pdcore router: --port / PDCORE_PORT: 127.0.0.1:{port} is taken\n"
+
+
+def test_a_store_that_cannot_be_one_is_exit_2(tmp_path: Path) -> None:
+    with Process(tmp_path, "http://x") as process:
+        assert process.wait(20) == 2
+        assert "pdcore router: --store / PDCORE_STORE" in process.output()
+        assert "Traceback" not in process.output()
+
+
+async def test_it_starts_before_the_store_says_so_and_heals(tmp_path: Path, etcd: EtcdServer) -> None:
+    etcd.reserve()
+    async with FakeEngine([fake.accepted()]) as p, FakeEngine([fake.answer(200, COMPLETION, MARK)]) as d:
+        with Process(tmp_path, etcd.url) as process:
+            refused = await process.wait_status("/ready", 503)
+            assert "store" in refused.text
+            async with httpx.AsyncClient(base_url=process.url, trust_env=False) as client:
+                answer = await client.post("/v1/completions", json={"prompt": "hi"})
+                assert (answer.status_code, answer.json()["error"]["code"]) == (503, "backend_unavailable")
+                assert "store" in answer.json()["error"]["message"]
+                etcd.start()
+                await register(etcd.url, p=p, d=d)
+                await process.wait_status("/ready", 200)
+                named = {"prompt": "hi", "bootstrap_room": 5}
+                assert (await client.post("/v1/completions", json=named)).status_code == 200
+                shown = (await client.get("/pdcore/topology")).json()
+                assert shown["routers"] == {"r": process.url}
+                metrics = (await client.get("/metrics")).text
+                assert "pdcore_router_unclaimed_rooms_total 0.0" in metrics, "claimed under its own lease"
+                assert "pdcore_router_in_flight 0.0" in metrics
+
+
+async def test_sigterm_lets_streams_finish_and_leaves_the_keyspace(tmp_path: Path, etcd: EtcdServer) -> None:
+    async with serving(tmp_path, etcd, STREAM) as (process, _, d):
+        async with httpx.AsyncClient(base_url=process.url, trust_env=False, timeout=10) as client:
+            body = {"prompt": "hi", "stream": True}
+            streams = [asyncio.ensure_future(client.post("/v1/completions", json=body)) for _ in range(4)]
+            await eventually(lambda: d.open_now == 4, 5)
+            process.signal(signal.SIGTERM)
+            await process.wait_status("/ready", 503)
+            assert (await client.post("/v1/completions", json=body)).status_code == 503
+            d.release.set()
+            assert {(await one).content for one in streams} == {event("a") + event("b", "stop") + DONE}
+        assert await asyncio.to_thread(process.wait, 5) == 0, process.output()
+        async with open_store(etcd.url, timeout_s=3) as store:
+            assert not (await store.list(f"{SPACE.view}routers/")).entries
+
+
+async def test_the_drain_has_an_end_and_a_second_signal_none(tmp_path: Path, etcd: EtcdServer) -> None:
+    body = {"prompt": "hi", "stream": True}
+    async with serving(tmp_path, etcd, STREAM, "--drain-timeout-s", "0.3") as (process, _, d):
+        async with httpx.AsyncClient(base_url=process.url, trust_env=False, timeout=10) as client:
+            cut = asyncio.ensure_future(client.post("/v1/completions", json=body))
+            await eventually(lambda: d.open_now == 1, 5)
+            process.signal(signal.SIGTERM)
+            content = (await cut).content
+        error = json.loads(content.removeprefix(event("a")).removeprefix(b"data: "))["error"]
+        assert (error["code"], error["message"]) == ("backend_unavailable", "the router is stopping")
+        await eventually(lambda: d.open_now == 0, 1, "the leg is aborted")
+        assert await asyncio.to_thread(process.wait, 5) == 0, process.output()
+        with Process(tmp_path, etcd.url) as other:
+            await other.wait_status("/ready", 200)
+            async with httpx.AsyncClient(base_url=other.url, trust_env=False, timeout=10) as client:
+                stuck = asyncio.ensure_future(client.post("/v1/completions", json=body))
+                await eventually(lambda: d.open_now == 1, 5)
+                other.signal(signal.SIGTERM)
+                await other.wait_status("/ready", 503)
+                other.signal(signal.SIGTERM)
+                assert await asyncio.to_thread(other.wait, 1) == 1
+                with pytest.raises(httpx.TransportError):
+                    await stuck
