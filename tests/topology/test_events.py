@@ -114,6 +114,13 @@ def test_a_rank_that_died_makes_its_instance_not_ready() -> None:
     ]
 
 
+def test_an_instance_that_was_not_ready_is_not_told_to_be_so_again() -> None:
+    starting = topology_of(complete("p0", instance_record(tp_size=2, state="starting")))
+    assert told(starting, after(starting, {"ranks/p0/0.0.1": None})) == [
+        "rank_lost p0 inc-1 0.0.1 unexplained"
+    ]
+
+
 def test_an_earlier_departure_does_not_explain_a_later_loss() -> None:
     silent = after(FLEET, {"ranks/p0/0.0.1": None, "departures/p0": departure("silent")})
     back = after(silent, {"ranks/p0/0.0.1": rank_record()}, 3)

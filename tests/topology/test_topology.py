@@ -73,11 +73,12 @@ def test_a_rank_whose_value_is_refused_does_not_count() -> None:
     assert topology.rejected["ranks/p0/0.0.0"].reason == reason
 
 
-def test_a_rank_outside_the_layout_neither_counts_nor_matters() -> None:
-    records = {**complete("p0", instance_record()), "ranks/p0/0.0.7": rank_record()}
+@pytest.mark.parametrize("position", [RankPosition(1, 0, 0), RankPosition(0, 1, 0), RankPosition(0, 0, 7)])
+def test_a_rank_outside_the_layout_neither_counts_nor_matters(position: RankPosition) -> None:
+    records = {**complete("p0", instance_record()), f"ranks/p0/{position}": rank_record()}
     instance = topology_of(records).instances["p0"]
     assert instance.ready
-    assert instance.uncounted == {(0, 0, 7): "it lies outside the layout 1.1.1 (dp.cp.tp)"}
+    assert instance.uncounted == {position: "it lies outside the layout 1.1.1 (dp.cp.tp)"}
 
 
 def test_many_missing_ranks_are_counted_not_listed() -> None:
