@@ -14,8 +14,9 @@ from tests.engine.transfer.ranks import Context
 
 @pytest.fixture
 def context() -> Iterator[Context]:
-    with zmq.Context() as made:
-        yield made
+    made = zmq.Context()
+    yield made
+    made.destroy(linger=0)
 
 
 @pytest.fixture

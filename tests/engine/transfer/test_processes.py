@@ -174,8 +174,9 @@ def test_an_abort_while_the_handshake_is_queued_at_a_stopped_prefill(
     assert_free(decode)
 
 
-@pytest.mark.parametrize("phase", ["hold", "kv", "slot"])
-@pytest.mark.parametrize("end", ["continued", "killed"])
+@pytest.mark.parametrize(
+    ("phase", "end"), [("hold", "continued"), ("kv", "continued"), ("slot", "continued"), ("kv", "killed")]
+)
 def test_stopped_and_timed_out_in_every_later_phase(
     decode: Decode, clock: ShiftedClock, children: list[Child], runtime_dir: Path, phase: str, end: str
 ) -> None:

@@ -6,16 +6,20 @@ import select
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import zmq
 
 from pdcore.clock import SystemClock
+from pdcore.engine.transfer.plan import WriteOps
 from pdcore.engine.transfer.receiving import Arrived, Drained, HandoffFailed
 from pdcore.engine.transfer.sending import Endpoint, Handshaken, SendFailed, Sent, WriteEnded
 from pdcore.engine.transfer.shm import ShmEngine
-from pdcore.errors import ApiError
+from pdcore.engine.transfer.shm_sender import ShmSender
+from pdcore.errors import ApiError, TransferTimeout
 from tests.engine.transfer import ranks
 from tests.engine.transfer.ranks import CANARY, DECODE_BLOCKS, SLOTS, Context, Decode, Prefill, got, has, run
 
@@ -279,6 +283,46 @@ def test_decodes_death_fails_its_rooms_and_unmaps_its_memory(context: Context, r
 
 def _mapped_twice() -> bool:
     return Path("/proc/self/maps").read_text().count("pdcore-kv") >= 2
+
+
+class DoubtfulSender(ShmSender):
+    """Reports that it does not know, and lands the bytes when a test says so."""
+
+    late: ClassVar[list[Callable[[], None]]] = []
+
+    def write(self, token: bytes, ops: WriteOps) -> None:
+        self.late.append(partial(super().write, token, ops))
+        raise TransferTimeout("no answer in time", in_doubt=True)
+
+
+class DoubtfulEngine(ShmEngine):
+    """``shm`` whose writes are all in doubt."""
+
+    def sender(self, source: memoryview, runtime_dir: Path) -> DoubtfulSender:
+        return DoubtfulSender(source, runtime_dir)
+
+
+def test_a_write_in_doubt_lands_in_quarantined_blocks_and_only_the_fence_frees_them(
+    context: Context, runtime_dir: Path
+) -> None:
+    with ranks.receiving(context) as receiving, ExitStack() as stack:
+        sending = stack.enter_context(ranks.sending(context, runtime_dir, engine=DoubtfulEngine()))
+        prefill, decode = Prefill(sending), Decode(receiving)
+        prefill.expect(3, ranks.tokens_of(3))
+        decode.open(3, ranks.peer_at(sending.endpoint), (1, 2))
+        run(lambda: has(decode, HandoffFailed) and has(prefill, SendFailed), prefill, decode)
+        assert decode.session.statistics().in_doubt == 1
+        DoubtfulSender.late.pop()()
+        assert decode.block(1) == {4}
+        for _ in range(20):
+            prefill.turn()
+            decode.turn()
+        assert not has(decode, Drained)
+        assert not has(prefill, WriteEnded), "the source may still be read"
+        assert decode.session.statistics().slots_used == 1
+        stack.close()
+        run(lambda: has(decode, Drained), decode)
+        assert decode.session.statistics().slots_used == 0
 
 
 def test_hundreds_of_hand_offs_leave_no_descriptor_behind(pair: Pair) -> None:

@@ -1,0 +1,206 @@
+"""The writers: KV, then slot, then bell; and one result whatever the engine does."""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+import pytest
+
+from pdcore.clock import SystemClock
+from pdcore.engine.transfer import slot as slots
+from pdcore.engine.transfer.engine import Linked, Lost
+from pdcore.engine.transfer.plan import WriteOps, copy_blocks
+from pdcore.engine.transfer.slot import SlotStatus
+from pdcore.engine.transfer.writing import WriteJob, Writers, Written
+from pdcore.errors import PeerGone, TransferTimeout
+from tests.support.eventually import eventually_now
+
+pytestmark = pytest.mark.unit
+
+TOKEN = b"t" * 16
+
+
+class FaultySender:
+    """Records what it is asked to do; fails or waits where a test says."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.slots: list[slots.Slot] = []
+        self.on_write: Callable[[], None] = lambda: None
+        self.on_slot: Callable[[], None] = lambda: None
+        self.on_ring: Callable[[], bool] = lambda: True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def endpoint(self) -> dict[str, object]:
+        return {}
+
+    def drain(self) -> Sequence[Linked | Lost]:
+        return []
+
+    def pollables(self) -> list[int]:
+        return []
+
+    def write(self, token: bytes, ops: WriteOps) -> None:
+        self.calls.append(f"write {len(ops)}")
+        self.on_write()
+
+    def write_bytes(self, token: bytes, offset: int, data: bytes) -> None:
+        record = slots.decode(data)
+        assert record is not None
+        self.calls.append(f"slot {record.status.name}")
+        self.slots.append(record)
+        self.on_slot()
+
+    def ring(self, token: bytes, seq: int) -> bool:
+        self.calls.append("ring")
+        return self.on_ring()
+
+    def release(self, token: bytes) -> None: ...
+
+
+@pytest.fixture
+def sender() -> FaultySender:
+    return FaultySender()
+
+
+@pytest.fixture
+def writers(sender: FaultySender) -> Iterator[Writers]:
+    with Writers(sender, SystemClock(), threads=1) as opened:
+        yield opened
+
+
+def job(room: int = 7, deadline: float = 1e12, block_bytes: int = 10) -> WriteJob:
+    return WriteJob(
+        room=room,
+        token=TOKEN,
+        seq=room,
+        ops=copy_blocks([1, 5], [3, 9], block_bytes),
+        slot_offset=640,
+        first_token=42,
+        kv_len=20,
+        deadline=deadline,
+    )
+
+
+def ended(writers: Writers) -> Written:
+    assert select.select([writers.fileno()], [], [], 10)[0], "nothing ended"
+    [written] = writers.drain()
+    return written
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+def test_kv_slot_and_bell_are_three_calls_in_that_order(sender: FaultySender, writers: Writers) -> None:
+    writers.start(job())
+    assert ended(writers).outcome == "delivered"
+    assert sender.calls == ["write 2", "slot DELIVERED", "ring"]
+    assert (sender.slots[0].seq, sender.slots[0].room, sender.slots[0].token, sender.slots[0].kv_len) == (
+        7,
+        7,
+        42,
+        20,
+    )
+    assert writers.drain() == []
+
+
+def test_a_large_transfer_is_several_calls(sender: FaultySender, writers: Writers) -> None:
+    writers.start(job(block_bytes=60 << 20))
+    assert ended(writers).outcome == "delivered"
+    assert sender.calls == ["write 1", "write 1", "slot DELIVERED", "ring"]
+
+
+@pytest.mark.parametrize("in_doubt", [False, True])
+def test_a_failed_kv_write_says_so_in_the_slot(
+    sender: FaultySender, writers: Writers, in_doubt: bool
+) -> None:
+    sender.on_write = raising(TransferTimeout("slow", in_doubt=in_doubt))
+    writers.start(job())
+    written = ended(writers)
+    assert (written.outcome, written.message) == ("in_doubt" if in_doubt else "failed", "slow")
+    assert sender.slots[0].status is (SlotStatus.IN_DOUBT if in_doubt else SlotStatus.FAILED)
+    assert (sender.slots[0].token, sender.slots[0].kv_len) == (0, 0)
+
+
+@pytest.mark.parametrize("kv_in_doubt", [False, True])
+@pytest.mark.parametrize("slot_in_doubt", [False, True])
+def test_doubt_about_either_write_is_doubt(
+    sender: FaultySender, writers: Writers, kv_in_doubt: bool, slot_in_doubt: bool
+) -> None:
+    sender.on_write = raising(TransferTimeout("kv", in_doubt=kv_in_doubt))
+    sender.on_slot = raising(TransferTimeout("slot", in_doubt=slot_in_doubt))
+    writers.start(job())
+    assert ended(writers).outcome == ("in_doubt" if kv_in_doubt or slot_in_doubt else "failed")
+
+
+@pytest.mark.parametrize("in_doubt", [False, True])
+def test_a_failed_slot_write_is_no_delivery(sender: FaultySender, writers: Writers, in_doubt: bool) -> None:
+    sender.on_slot = raising(TransferTimeout("slot", in_doubt=in_doubt))
+    writers.start(job())
+    assert ended(writers).outcome == ("in_doubt" if in_doubt else "failed")
+    assert sender.calls == ["write 2", "slot DELIVERED"]
+
+
+def test_a_dead_peer_found_by_the_bell_is_a_failure(sender: FaultySender, writers: Writers) -> None:
+    def hung_up() -> bool:
+        raise PeerGone("hung up", in_doubt=False)
+
+    sender.on_ring = hung_up
+    writers.start(job())
+    assert (ended(writers).outcome, sender.calls[-1]) == ("failed", "ring")
+
+
+def test_a_bell_that_would_block_is_left_to_the_session(sender: FaultySender, writers: Writers) -> None:
+    sender.on_ring = lambda: False
+    writers.start(job())
+    written = ended(writers)
+    assert (written.outcome, written.unrung) == ("delivered", True)
+
+
+def test_an_engine_that_breaks_leaves_doubt(sender: FaultySender, writers: Writers) -> None:
+    sender.on_write = raising(MemoryError("broken"))
+    writers.start(job())
+    written = ended(writers)
+    assert written.outcome == "in_doubt"
+    assert "broken" in written.message
+
+
+def test_a_deadline_is_checked_before_each_write(sender: FaultySender, writers: Writers) -> None:
+    writers.start(job(deadline=0.0))
+    assert (ended(writers).outcome, sender.calls) == ("failed", [])
+
+
+def test_a_job_stopped_in_its_kv_writes_no_slot(sender: FaultySender, writers: Writers) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        inside.set()
+        go_on.wait(10)
+
+    sender.on_write = wait
+    running, queued = job(1), job(2)
+    writers.start(running)
+    writers.start(queued)
+    assert inside.wait(10)
+    writers.stop(queued)
+    assert (ended(writers).job, sender.calls) == (queued, ["write 2"])
+    writers.stop(running)
+    assert writers.drain() == []
+    go_on.set()
+    written = ended(writers)
+    assert (written.job, written.outcome, sender.calls) == (running, "failed", ["write 2"])
+    assert eventually_now(lambda: running.future is not None and running.future.done(), 5)
