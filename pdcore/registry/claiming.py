@@ -126,4 +126,4 @@ class Claiming:
         if not self.claimed and found.claim is not None:
             self.predecessor = claims.holder_of(found.claim)
         self.claimed = True
-        log.info("claim taken", predecessor=take.departed, reason=take.reason if take.departed else None)
+        log.info("claim taken", predecessor=take.departed)

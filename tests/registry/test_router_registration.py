@@ -81,7 +81,9 @@ async def test_deleted_changed_or_unleased_it_comes_back(memory: MemoryStore) ->
         await memory.commit((), (Delete(KEY),))
         await eventually(lambda: memory.get(KEY), 1.0, "back after a delete")
         await memory.commit((), (Put(KEY, b"garbage"),))
-        await eventually(lambda: _value_is(memory, before.value), 1.0, "put right")
+        await eventually(lambda: _stands(memory, before), 1.0, "put right")
+        await memory.commit((), (Put(KEY, before.value),))
+        await eventually(lambda: _stands(memory, before), 1.0, "under the lease again")
         lease = (await stored(memory)).lease
         assert lease == before.lease
         assert lease is not None
@@ -90,8 +92,9 @@ async def test_deleted_changed_or_unleased_it_comes_back(memory: MemoryStore) ->
         assert (await stored(memory)).lease != lease
 
 
-async def _value_is(memory: MemoryStore, value: bytes) -> bool:
-    return (await stored(memory)).value == value
+async def _stands(memory: MemoryStore, before: Stored) -> bool:
+    found = await stored(memory)
+    return (found.value, found.lease) == (before.value, before.lease)
 
 
 async def test_an_idle_router_writes_nothing(memory: MemoryStore) -> None:

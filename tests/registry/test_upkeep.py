@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -19,6 +19,7 @@ from pdcore.registry.upkeep import Upkeep
 from pdcore.topology import codec
 from pdcore.topology.keys import Keyspace
 from pdcore.topology.records import DepartureRecord
+from tests.support.eventually import eventually
 from tests.support.faulty_store import Fault, FaultyStore, ManualClock
 from tests.support.registrations import instance_record, rank_record, records, spec
 
@@ -29,6 +30,16 @@ INSTANCE, RANK, RANK_2, DEPARTURE = "instances/d0", "ranks/d0/0.0.0", "ranks/d0/
 TTL_S = 9
 
 
+class CountingProcesses(Processes):
+    """Counts how often the loop looks."""
+
+    looks = 0
+
+    def look(self) -> bool:
+        self.looks += 1
+        return super().look()
+
+
 @dataclass
 class Bench:
     """An upkeep, what it works on, and hands to drive it."""
@@ -36,16 +47,14 @@ class Bench:
     clock: ManualClock
     memory: MemoryStore
     store: FaultyStore
-    processes: Processes
+    processes: CountingProcesses
     upkeep: Upkeep
-    incarnation: str = "a"
-    attempts: int = field(default=0)
+    incarnation: str
 
     async def settle(self) -> None:
         """Attempts until nothing is left to do, well within what a real loop would wait for."""
         for _ in range(12):
             await self.upkeep.attempt()
-            self.attempts += 1
             self.clock.time += 0.01
         assert self.upkeep.status.store_error is None
 
@@ -80,7 +89,7 @@ def bench(
     memory = memory or MemoryStore(clock=clock)
     store = FaultyStore(memory, fail_at, fault)
     wake = asyncio.Event()
-    processes = Processes(2 * TTL_S, clock, on_change=wake.set)
+    processes = CountingProcesses(2 * TTL_S, clock, on_change=wake.set)
     start = Start(
         spec=spec("etcd://a", incarnation, ttl_s=TTL_S, take_over=take_over),
         parent_pid=1,
@@ -167,6 +176,55 @@ async def test_a_lost_lease_does_not_bring_an_older_record_back() -> None:
     await on.next_check()
     assert await on.view() == {}
     assert on.upkeep.status.version == 3
+
+
+async def test_a_lease_lost_just_before_a_change_is_replaced_at_once() -> None:
+    on = await registered(bench())
+    lease = (await stored(on, VIEW + INSTANCE)).lease
+    assert lease is not None
+    await on.memory.revoke(lease)
+    on.want(2)
+    await on.settle()
+    assert on.upkeep.status.version == 2
+    assert {INSTANCE, RANK, RANK_2} <= (await on.view()).keys()
+
+
+async def test_a_rank_that_loaded_for_long_is_not_silent_when_it_appears() -> None:
+    on = bench()
+    read_end, write_end = os.pipe()
+    with on.processes:
+        on.processes.listen("0.0.0", read_end)
+        await on.settle()
+        on.clock.time += 100
+        await on.settle()
+        on.want()
+        await on.settle()
+        assert RANK in await on.view()
+        for _ in range(7):
+            await on.next_check()
+        assert RANK not in await on.view()
+        assert await reason_in(on) == "silent"
+        on.want(2)  # the same rank again is no sign of life
+        await on.settle()
+        assert RANK not in await on.view()
+        os.write(write_end, b".")
+        await on.settle()
+        assert (await on.view()).keys() == {INSTANCE, RANK, RANK_2}
+    os.close(write_end)
+
+
+async def test_the_loop_rests_between_events() -> None:
+    on = bench()
+    running = asyncio.ensure_future(on.upkeep.run())
+    on.want()
+    await eventually(lambda: on.upkeep.status.version == 1, 2.0, "registered")
+    steps = on.processes.looks
+    await asyncio.wait({running}, timeout=0.1)
+    assert on.processes.looks <= steps + 1
+    on.upkeep.leave(Leave(reason="left", timeout_s=1))
+    async with asyncio.timeout(2):
+        await running
+    assert (await on.view()).keys() == {DEPARTURE}
 
 
 async def test_a_wiped_store_is_filled_again() -> None:
