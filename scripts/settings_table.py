@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from pdcore.config import COMMON, ENGINE, LISTEN, ROUTER, UP
-from pdcore.setting import Setting
+from pdcore.config.setting import Setting
 
 TABLES: Final = (
     ("Every process", COMMON),

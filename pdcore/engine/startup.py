@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from pdcore.config import EngineConfig
+from pdcore.config.setting import name
 from pdcore.engine.http_server import listen, port_of, url_host
 from pdcore.engine.model.config import ModelConfig
 from pdcore.engine.model.text import TextCodec
@@ -19,7 +20,6 @@ from pdcore.engine.rank_spec import RankSpec
 from pdcore.engine.records import Identity
 from pdcore.errors import ConfigError
 from pdcore.registry import machine
-from pdcore.setting import name
 from pdcore.topology.records import Role
 
 DEFAULT_PORTS: Final = {"prefill": 8001, "decode": 8100, "unified": 8200}

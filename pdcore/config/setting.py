@@ -5,13 +5,10 @@ A parser takes text and returns the value, or raises ValueError with the end of 
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-CONFIG_FILE: Final = "pdcore.toml"
 Parse = Callable[[str], object]
 
 
@@ -100,43 +97,3 @@ def path(value: str) -> Path:
     if not value or "\0" in value:
         raise ValueError(f"{value!r} is not a path")
     return Path(value).expanduser()
-
-
-def read_file(
-    given: str | None,
-    section: str,
-    settings: Sequence[Setting],
-    *,
-    sections: Mapping[str, Sequence[Setting]],
-) -> tuple[dict[str, str], list[str]]:
-    """Values for ``settings`` from the file ``given`` (else ``./pdcore.toml`` if there), and what is wrong in it.
-
-    Keys outside any table hold for every process, those of ``[section]`` only for it. Every table of ``sections`` is
-    checked, so that a typo in another process's table shows at once.
-    """
-    file = Path(given) if given else Path(CONFIG_FILE)
-    if not given and not file.is_file():
-        return {}, []
-    try:
-        document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as wrong:
-        return {}, [f"--config / PDCORE_CONFIG: cannot read {file}: {wrong}"]
-    top = {key: value for key, value in document.items() if not isinstance(value, dict)}
-    tables = {key: value for key, value in document.items() if isinstance(value, dict)}
-    known = {
-        table: {setting.name for setting in table_settings} for table, table_settings in sections.items()
-    }
-    everywhere = set().union(*known.values())
-    problems = [f"{file}: unknown key {key!r}" for key in top if key not in everywhere]
-    problems += [f"{file}: unknown table [{key}]" for key in tables if key not in known]
-    for table, names in known.items():
-        problems += [
-            f"{file}: unknown key {key!r} in [{table}]" for key in tables.get(table, {}) if key not in names
-        ]
-    wanted = {setting.name for setting in settings}
-    merged = {**top, **tables.get(section, {})}
-    return {key: _as_text(value) for key, value in merged.items() if key in wanted}, problems
-
-
-def _as_text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

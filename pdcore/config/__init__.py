@@ -1,0 +1,32 @@
+"""Settings of every process: one table each, read once into a frozen dataclass.
+
+A setting added to a table shows up in ``--help``, the environment and the file at once.
+"""
+
+from pdcore.config.cache import cache_directory, demo_model_directory
+from pdcore.config.common import COMMON, LISTEN, CommonConfig, ListenConfig
+from pdcore.config.engine import ENGINE, EngineConfig
+from pdcore.config.loading import CONFIG_FILE, SECTIONS, load, options
+from pdcore.config.router import ROUTER, RouterConfig
+from pdcore.config.setting import Setting
+from pdcore.config.up import UP, UpConfig
+
+__all__ = [
+    "COMMON",
+    "CONFIG_FILE",
+    "ENGINE",
+    "LISTEN",
+    "ROUTER",
+    "SECTIONS",
+    "UP",
+    "CommonConfig",
+    "EngineConfig",
+    "ListenConfig",
+    "RouterConfig",
+    "Setting",
+    "UpConfig",
+    "cache_directory",
+    "demo_model_directory",
+    "load",
+    "options",
+]

@@ -1,0 +1,91 @@
+"""Settings that every process, or every process that serves HTTP, has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pdcore.config.setting import Setting, integer, name, one_of, seconds, text
+
+COMMON: Final = (
+    Setting(
+        name="store",
+        help="Where the keyspace lives: etcd://HOST:PORT[,HOST:PORT...]",
+        parse=text,
+        default="etcd://127.0.0.1:2379",
+        metavar="URL",
+    ),
+    Setting(
+        name="cluster", help="Name of the keyspace; several can share a store.", parse=name, default="default"
+    ),
+    Setting(
+        name="log_format",
+        help="text or json, one event per line.",
+        parse=one_of("text", "json"),
+        default="text",
+    ),
+    Setting(
+        name="log_level",
+        help="debug, info, warning or error.",
+        parse=one_of("debug", "info", "warning", "error"),
+        default="info",
+    ),
+    Setting(
+        name="store_timeout_s",
+        help="Deadline of one call to the store.",
+        parse=seconds(0.1, 60),
+        default="3",
+        metavar="SECONDS",
+    ),
+)
+
+LISTEN: Final = (
+    Setting(
+        name="host",
+        help="Address to listen on and to advertise; loopback unless you say otherwise.",
+        parse=text,
+        default="127.0.0.1",
+    ),
+    Setting(
+        name="request_timeout_s",
+        help="Whole budget of one request that names none.",
+        parse=seconds(0.1, 86400),
+        default="600",
+        metavar="SECONDS",
+    ),
+    Setting(
+        name="max_body_bytes",
+        help="Largest request body.",
+        parse=integer(1024, 1 << 30),
+        default=str(8 << 20),
+        metavar="BYTES",
+    ),
+    Setting(
+        name="drain_timeout_s",
+        help="How long SIGTERM lets requests in flight finish.",
+        parse=seconds(0, 3600),
+        default="30",
+        metavar="SECONDS",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommonConfig:
+    """What every process knows."""
+
+    store: str
+    cluster: str
+    log_format: str
+    log_level: str
+    store_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenConfig(CommonConfig):
+    """What every process that serves HTTP knows."""
+
+    host: str
+    request_timeout_s: float
+    max_body_bytes: int
+    drain_timeout_s: float

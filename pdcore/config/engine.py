@@ -1,0 +1,147 @@
+"""Settings of an engine instance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pdcore.config.common import COMMON, LISTEN, ListenConfig
+from pdcore.config.setting import Setting, flag, integer, name, one_of, path, text
+
+ENGINE: Final = (
+    *COMMON,
+    *LISTEN,
+    Setting(
+        name="role",
+        help="prefill, decode, or unified (both phases in one).",
+        parse=one_of("prefill", "decode", "unified"),
+    ),
+    Setting(
+        name="model",
+        help="Hugging Face directory of the model; the cached demo model if it is there.",
+        parse=path,
+        metavar="DIR",
+    ),
+    Setting(name="model_name", help="Name clients ask for; the directory's name unless given.", parse=text),
+    Setting(
+        name="port",
+        help="HTTP port (prefill 8001, decode 8100, unified 8200; 0 picks a free one).",
+        parse=integer(0, 65535),
+        metavar="PORT",
+    ),
+    Setting(
+        name="bootstrap_port",
+        help="Bootstrap port of a prefill instance; 0 picks a free one.",
+        parse=integer(0, 65535),
+        default="18800",
+        metavar="PORT",
+    ),
+    Setting(
+        name="instance_id",
+        help="Stable name of this instance; {role}-{host}-{port} unless given.",
+        parse=name,
+    ),
+    Setting(
+        name="take_over",
+        help="Take the instance id from an incumbent that still answers.",
+        parse=flag,
+        default="false",
+    ),
+    Setting(
+        name="lease_ttl_s",
+        help="TTL of the registration lease.",
+        parse=integer(5, 60),
+        default="10",
+        metavar="SECONDS",
+    ),
+    Setting(name="device", help="auto, cpu or npu.", parse=one_of("auto", "cpu", "npu"), default="auto"),
+    Setting(
+        name="dtype",
+        help="float32 or bfloat16; computing and KV cache.",
+        parse=one_of("float32", "bfloat16"),
+        default="float32",
+    ),
+    Setting(
+        name="block_size", help="Tokens per KV block.", parse=integer(1, 1024), default="16", metavar="TOKENS"
+    ),
+    Setting(
+        name="kv_tokens",
+        help="Capacity of the KV cache in tokens; rounded down to whole blocks.",
+        parse=integer(16, 1 << 30),
+        default="32768",
+        metavar="TOKENS",
+    ),
+    Setting(
+        name="max_model_len",
+        help="Longest context; the model's own limit unless given.",
+        parse=integer(1, 1 << 24),
+        metavar="TOKENS",
+    ),
+    Setting(
+        name="max_batch",
+        help="Most requests in one step.",
+        parse=integer(1, 4096),
+        default="128",
+        metavar="N",
+    ),
+    Setting(
+        name="max_prefill_tokens",
+        help="Most prompt tokens computed in one step.",
+        parse=integer(1, 1 << 20),
+        default="512",
+        metavar="TOKENS",
+    ),
+    Setting(
+        name="max_queue",
+        help="Most requests held by the instance before it answers 429.",
+        parse=integer(1, 1 << 20),
+        default="1024",
+        metavar="N",
+    ),
+    Setting(
+        name="num_reserved_decode_tokens",
+        help="Tokens kept free for each admitted request to grow.",
+        parse=integer(0, 1 << 20),
+        default="64",
+        metavar="TOKENS",
+    ),
+    Setting(
+        name="transfer_threads",
+        help="Threads that write KV to decode ranks.",
+        parse=integer(1, 64),
+        default="4",
+        metavar="N",
+    ),
+    Setting(
+        name="torch_threads",
+        help="Threads of one rank's computation; the machine's cores unless given.",
+        parse=integer(1, 1024),
+        metavar="N",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(ListenConfig):
+    """One engine instance; the flags' help says what each field means."""
+
+    role: str
+    model: Path
+    model_name: str | None
+    port: int | None
+    bootstrap_port: int
+    instance_id: str | None
+    take_over: bool
+    lease_ttl_s: int
+    device: str
+    dtype: str
+    block_size: int
+    kv_tokens: int
+    max_model_len: int | None
+    max_batch: int
+    max_prefill_tokens: int
+    max_queue: int
+    num_reserved_decode_tokens: int
+    transfer_threads: int
+    torch_threads: int | None
