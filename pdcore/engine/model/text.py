@@ -18,6 +18,7 @@ from pdcore.engine.model.detokenize import (
 )
 from pdcore.engine.model.directory import read_json, read_optional_json, refuse
 from pdcore.engine.model.stop_strings import StopStrings
+from pdcore.errors import ApiError
 
 __all__ = ["Detokenizer", "StopStrings", "TextCodec"]
 
@@ -67,13 +68,15 @@ class TextCodec:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a plain prompt, with what the model wants before and after any text (often a BOS token)."""
-        return list(self._tokenizer.encode(text).ids)
+        """The tokens of a plain prompt, with what the model wants before and after any text (often a BOS token).
+
+        ApiError for text that is not valid Unicode: JSON can spell lone surrogates.
+        """
+        return self._encode(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         """The tokens of a conversation up to where the assistant answers; ApiError when the template refuses it."""
-        text = self._template.render(messages, tools)
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._encode(self._template.render(messages, tools), add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens that are all there, special tokens left out."""
@@ -84,3 +87,11 @@ class TextCodec:
         if self._token_bytes is not None:
             return ByteDetokenizer(self._token_bytes)
         return WindowDetokenizer(self._tokenizer, prompt)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as wrong:
+            message = f"the text is not valid Unicode: {wrong.reason} at character {wrong.start}"
+            raise ApiError("invalid_request", message) from wrong
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)

@@ -1,0 +1,53 @@
+"""Greedy generation straight on a runner: a dumb continuous batch, with blocks handed out in shuffled order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from pdcore.engine import device
+from pdcore.engine.kv.pool import KvPool, bytes_needed
+from pdcore.engine.model import loader
+from pdcore.engine.model.config import ModelConfig
+from pdcore.engine.model.runner import ModelRunner, Slice
+
+BLOCK_SIZE = 8
+
+
+class PagedModel:
+    """A model on the CPU with a pool whose untouched memory is NaN, so that reading any of it shows."""
+
+    def __init__(self, directory: Path, *, blocks: int = 256, dtype: str = "float32") -> None:
+        self.config = ModelConfig.from_directory(directory)
+        layout = self.config.kv_layout(BLOCK_SIZE, dtype)
+        self.runner = ModelRunner(loader.load(directory, self.config, device.select("cpu"), dtype))
+        self.pool = KvPool(layout, blocks, bytearray(b"\xff" * bytes_needed(layout, blocks)))
+        self._free = list(range(blocks))
+        random.Random(7).shuffle(self._free)
+
+    def table(self, tokens: int) -> tuple[int, ...]:
+        """Blocks nobody else has, enough for ``tokens``."""
+        return tuple(self._free.pop() for _ in range(self.pool.layout.blocks_for(tokens)))
+
+    def greedy(self, prompts: Sequence[Sequence[int]], most: int, chunk: int = 16) -> list[list[int]]:
+        """New tokens of each prompt, all in one changing batch; the end-of-text token is included."""
+        sequences = [list(prompt) for prompt in prompts]
+        tables = [self.table(len(prompt) + most) for prompt in prompts]
+        done = [0] * len(prompts)
+        running = list(range(len(prompts)))
+        while running:
+            batch = [
+                Slice(tuple(sequences[i][done[i] : done[i] + chunk]), done[i], tables[i]) for i in running
+            ]
+            best = self.runner.forward(batch, self.pool).argmax(dim=-1).tolist()
+            for i, part, token in zip(running, batch, best, strict=True):
+                done[i] += len(part)
+                if done[i] == len(sequences[i]):
+                    sequences[i].append(token)
+            running = [i for i in running if not self._ended(sequences[i], len(prompts[i]), most)]
+        return [sequence[len(prompt) :] for sequence, prompt in zip(sequences, prompts, strict=True)]
+
+    def _ended(self, sequence: Sequence[int], prompt: int, most: int) -> bool:
+        made = len(sequence) - prompt
+        return made == most or (made > 0 and sequence[-1] in self.config.eos_token_ids)
