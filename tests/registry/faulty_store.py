@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Self
 
@@ -40,7 +40,8 @@ class HurriedClock:
 
 
 class FaultyStore:
-    """Passes everything to a memory store, except while it is ``down`` and for what it was told to drop.
+    """Passes everything to a memory store, except while it is ``down`` and for what it was told to do
+    to revisions of a watch: drop the next ones, repeat all of them, or hold them back behind proofs of life.
 
     The memory store must prove its life often: a watch breaks at its next message.
     """
@@ -49,8 +50,13 @@ class FaultyStore:
         self.store = store
         self.down = False
         self.drop_revisions = 0
+        self.repeat_revisions = False
+        self.hold_revisions = False
         self.break_next_message = False
+        self.during_list: Callable[[], Awaitable[object]] | None = None
         self.lists_total = 0
+        self._held: list[WatchMessage] = []
+        self._told: list[WatchMessage] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -61,7 +67,10 @@ class FaultyStore:
     async def list(self, prefix: str) -> Snapshot:
         self._check()
         self.lists_total += 1
-        return await self.store.list(prefix)
+        snapshot = await self.store.list(prefix)
+        if self.during_list is not None:
+            await self.during_list()
+        return snapshot
 
     async def get(self, key: str) -> Stored | None:
         self._check()
@@ -96,10 +105,22 @@ class FaultyStore:
             if self.break_next_message:
                 self.break_next_message = False
                 raise StoreUnavailable("the watch was cut")
-            if self.drop_revisions and isinstance(message, Revision):
-                self.drop_revisions -= 1
-            else:
-                yield message
+            for passed in self._tampered(message):
+                yield passed
+
+    def _tampered(self, message: WatchMessage) -> Sequence[WatchMessage]:
+        if not isinstance(message, Revision):
+            released = [] if self.hold_revisions else self._held
+            self._held = self._held if self.hold_revisions else []
+            return [message, *released]
+        if self.drop_revisions:
+            self.drop_revisions -= 1
+            return []
+        if self.hold_revisions:
+            self._held.append(message)
+            return []
+        self._told.append(message)
+        return [message, *reversed(self._told)] if self.repeat_revisions else [message]
 
     def _check(self) -> None:
         if self.down:

@@ -18,6 +18,7 @@ from typing import Protocol
 import pytest
 
 from pdcore.errors import Compacted, LeaseGone, StoreRefused
+from pdcore.registry.beside import running_beside
 from pdcore.registry.etcd.driver import EtcdStore
 from pdcore.registry.etcd.watch import Patience
 from pdcore.registry.memory import MemoryStore
@@ -104,7 +105,13 @@ class EtcdFactory:
 
     def open(self) -> AbstractAsyncContextManager[Store]:
         patience = Patience(ping_s=ALIVE_S, answer_s=WITHIN_S)
-        return EtcdStore((self._endpoint,), timeout_s=WITHIN_S, patience=patience, page_keys=100)
+        return EtcdStore(
+            (self._endpoint,),
+            timeout_s=WITHIN_S,
+            patience=patience,
+            page_keys=100,
+            max_message_bytes=4 * MEBIBYTE,
+        )
 
     async def pass_time(self, seconds: int) -> None:
         return None
@@ -165,6 +172,17 @@ class StoreContract:
                 batch = tuple(Put(key, b"v") for key in keys[start : start + MAX_WRITES])
                 assert (await store.commit((), batch)).succeeded
             assert list((await store.list(prefix)).entries) == keys
+
+    async def test_a_list_is_of_one_revision_while_others_write(self, store_factory: StoreFactory) -> None:
+        prefix = store_factory.prefix
+        first, last = prefix + "0000", prefix + "9999"
+        async with store_factory.open() as store, store_factory.open() as other:
+            await store.commit((), tuple(Put(f"{prefix}{n:04}", b"") for n in range(1, MAX_WRITES)))
+            async with running_beside(_write_together(other, first, last)):
+                await eventually(lambda: store.get(last), WITHIN_S)
+                for _ in range(20):
+                    entries = (await store.list(prefix)).entries
+                    assert entries[first].value == entries[last].value
 
     async def test_revisions_tell_a_changed_key_from_a_recreated_one(
         self, store_factory: StoreFactory
@@ -370,6 +388,14 @@ class StoreContract:
                 written = [await put(store, prefix + "k", bytes(20_000)) for _ in range(300)]
                 seen = [(await next_revision(messages)).revision for _ in written]
             assert seen == written
+
+
+async def _write_together(store: Store, *keys: str) -> None:
+    number = 0
+    while True:
+        number += 1
+        await store.commit((), tuple(Put(key, str(number).encode()) for key in keys))
+        await asyncio.sleep(0)
 
 
 async def _wait_in_a_watch(store: Store, prefix: str) -> None:

@@ -289,6 +289,60 @@ class TestFollower:
             assert follower.topology == await listed(store)
             assert follower.repairs_total == 0
 
+    async def test_a_change_during_the_listing_is_no_difference(self) -> None:
+        store = memory()
+        async with follower_of(store, reconcile_s=1.0) as follower:
+            await following(follower)
+            before = store.lists_total
+            store.during_list = lambda: put_router(store.store, "busy", str(store.lists_total))
+            await eventually(lambda: store.lists_total > before + 5, WITHIN_S)
+            store.during_list = None
+            assert follower.repairs_total == 0
+
+    @pytest.mark.slow
+    async def test_a_proof_of_life_that_overtakes_a_change_repairs_nothing(self) -> None:
+        store = memory()
+        async with Follower(store, KEYSPACE, clock=HurriedClock(speed=2.0), reconcile_s=0.2) as follower:
+            await following(follower)
+            store.hold_revisions = True
+            await put_router(store, "late")
+            before = store.lists_total
+            await eventually(lambda: store.lists_total > before, WITHIN_S)
+            store.hold_revisions = False
+            await following(follower, "late")
+            await eventually(lambda: store.lists_total > before + 2, WITHIN_S)
+            assert follower.repairs_total == 0
+
+    async def test_a_change_delivered_twice_is_told_once(self) -> None:
+        store, heard = memory(), Heard()
+        store.repeat_revisions = True
+        async with follower_of(store) as follower:
+            await following(follower)
+            follower.subscribe(heard)
+            await put_router(store, "a")
+            await delete_router(store, "a")
+            revision = await put_router(store, "a")
+            await follower.wait_until(lambda topology: topology.revision >= revision, WITHIN_S)
+            assert follower.statistics().revision == revision
+        assert [kind for kind, _, _ in heard.routers()] == ["RouterJoined", "RouterLost", "RouterJoined"]
+
+    async def test_a_restored_store_that_is_behind_is_listed(self) -> None:
+        store = memory()
+        async with follower_of(store) as follower:
+            for n in range(20):
+                await put_router(store, "a", str(n))
+            await following(follower, "a")
+            held = await store.get(STORE_ID)
+            assert held is not None
+            store.down = True
+            await eventually(lambda: follower.last_error is not None, WITHIN_S)
+            store.store.wipe()
+            await store.store.commit((), (Put(STORE_ID, held.value),))
+            await put_router(store.store, "restored")
+            store.down = False
+            await following(follower, "restored")
+            assert follower.relists_total == 1
+
     async def test_a_resumption_is_reconciled_soon(self) -> None:
         store = memory()
         async with follower_of(store, reconcile_s=1e9) as follower:

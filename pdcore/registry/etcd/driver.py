@@ -12,6 +12,7 @@ from pdcore.registry.etcd.endpoints import (
     LEASE_GRANT,
     LEASE_KEEP_ALIVE,
     LEASE_REVOKE,
+    MAX_MESSAGE_BYTES,
     RANGE,
     TXN,
     Endpoints,
@@ -51,8 +52,11 @@ class EtcdStore:
         patience: Patience | None = None,
         page_keys: int = PAGE_KEYS,
         first: int | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
-        self._endpoints = Endpoints(addresses, timeout_s=timeout_s, first=first)
+        self._endpoints = Endpoints(
+            addresses, timeout_s=timeout_s, first=first, max_message_bytes=max_message_bytes
+        )
         self._patience = patience or Patience()
         self._page_keys = page_keys
 

@@ -20,7 +20,7 @@ RETRY_PAUSE_S: Final = (0.02, 0.1)
 
 # Keep-alive alone does not notice a stopped server, the ping timeout does; a server closes connections that ping more
 # often than every 5 s. Short reconnect back-offs: the callers have their own. No HTTP proxy between us and the store.
-_OPTIONS: Final = (
+_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.keepalive_permit_without_calls", 0),
@@ -29,7 +29,6 @@ _OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 )
@@ -77,8 +76,16 @@ WATCH: Final = Method[wire.WatchRequest, wire.WatchResponse](
 class Endpoints:
     """Connections to ``addresses`` (``host:port``), open inside ``async with``. Calls go to :attr:`current`."""
 
-    def __init__(self, addresses: tuple[str, ...], *, timeout_s: float, first: int | None = None) -> None:
+    def __init__(
+        self,
+        addresses: tuple[str, ...],
+        *,
+        timeout_s: float,
+        first: int | None = None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+    ) -> None:
         self.addresses = addresses
+        self._options = (*_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes))
         self.timeout_s = timeout_s
         # Nobody named: a fleet spreads over the members.
         self._index = random.randrange(len(addresses)) if first is None else first
@@ -87,7 +94,7 @@ class Endpoints:
 
     async def __aenter__(self) -> Self:
         for address in self.addresses:
-            channel = await self._open.enter_async_context(_channel(address))
+            channel = await self._open.enter_async_context(self._channel(address))
             self._channels.append(channel)
         return self
 
@@ -107,7 +114,7 @@ class Endpoints:
 
     def dial(self) -> grpc.aio.Channel:
         """A connection of its own to the current address; the caller closes it."""
-        return _channel(self.current)
+        return self._channel(self.current)
 
     async def call(
         self, method: Method[RequestT, ResponseT], request: RequestT, *, repeatable: bool
@@ -128,6 +135,9 @@ class Endpoints:
                 if left == 0 or asyncio.get_running_loop().time() + RETRY_PAUSE_S[1] >= deadline:
                     raise
             await asyncio.sleep(random.uniform(*RETRY_PAUSE_S))
+
+    def _channel(self, address: str) -> grpc.aio.Channel:
+        return grpc.aio.insecure_channel(address, options=self._options)
 
     async def _attempt(
         self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float
@@ -158,7 +168,3 @@ def open_stream(
         response_deserializer=method.response.FromString,
     )
     return invoke(metadata=_LEADER_ONLY)
-
-
-def _channel(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
