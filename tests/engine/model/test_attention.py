@@ -61,7 +61,7 @@ def batch_of(shapes: list[tuple[int, int]], shuffle: random.Random) -> tuple[lis
 shapes = st.lists(st.tuples(st.integers(0, 20), st.sampled_from([1, 1, 2, 5])), min_size=1, max_size=6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(shapes, st.integers(0, 1 << 30))
 def test_paged_attention_equals_attention_spelled_out(shapes: list[tuple[int, int]], seed: int) -> None:
     batch, pool = batch_of(shapes, random.Random(seed))

@@ -22,7 +22,7 @@ def logits(rows: int, vocabulary: int = 50, seed: int = 0) -> torch.Tensor:
     return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def frequencies(row: torch.Tensor, param: Sampling, draws: int = 20_000) -> torch.Tensor:
+def frequencies(row: torch.Tensor, param: Sampling, draws: int = 4_000) -> torch.Tensor:
     chosen = sample(row.expand(draws, -1), [param] * draws, range(draws))
     return torch.bincount(torch.tensor(chosen), minlength=len(row)) / draws
 
@@ -34,7 +34,7 @@ def test_greedy_is_the_argmax() -> None:
 
 def test_draws_follow_the_distribution() -> None:
     row = logits(1, 20)[0]
-    assert (frequencies(row, params(temperature=0.7)) - (row / 0.7).softmax(dim=0)).abs().max() < 0.015
+    assert (frequencies(row, params(temperature=0.7)) - (row / 0.7).softmax(dim=0)).abs().max() < 0.03
 
 
 def test_top_k_keeps_the_best_and_their_proportions() -> None:
@@ -42,23 +42,23 @@ def test_top_k_keeps_the_best_and_their_proportions() -> None:
     drawn = frequencies(row, params(top_k=3))
     best = row.topk(3).indices
     assert set(drawn.nonzero().flatten().tolist()) == set(best.tolist())
-    assert (drawn[best] - row[best].softmax(dim=0)).abs().max() < 0.015
+    assert (drawn[best] - row[best].softmax(dim=0)).abs().max() < 0.03
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.0, 1), (0.5, 1), (0.51, 2), (0.8, 2), (0.85, 3), (1.0, 4)])
 def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, kept: int) -> None:
     row = torch.tensor([0.05, 0.5, 0.15, 0.3]).log()
-    assert int((frequencies(row, params(top_p=top_p), 2_000) > 0).sum()) == kept
+    assert int((frequencies(row, params(top_p=top_p), 500) > 0).sum()) == kept
 
 
 def test_top_p_counts_what_top_k_left() -> None:
     row = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
-    assert int((frequencies(row, params(top_k=2, top_p=0.55), 2_000) > 0).sum()) == 1
+    assert int((frequencies(row, params(top_k=2, top_p=0.55), 500) > 0).sum()) == 1
 
 
 def test_tokens_that_tie_with_the_last_kept_are_kept() -> None:
     row = torch.tensor([1.0, 2.0, 2.0, 2.0])
-    assert int((frequencies(row, params(top_k=1), 2_000) > 0).sum()) == 3
+    assert int((frequencies(row, params(top_k=1), 500) > 0).sum()) == 3
 
 
 def test_a_flat_distribution_is_cut_beyond_the_first_candidates() -> None:
