@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -19,17 +20,16 @@ BACKLOG: Final = 4096
 KEEPALIVE_S: Final = 75
 CLOSING_S: Final = 2
 UNREAD_ANSWER_MS: Final = 60_000
-WILDCARDS: Final = ("0.0.0.0", "::", "")
 
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket on ``host:port`` (0 picks a port); ConfigError names the setting that cannot work."""
-    if host in WILDCARDS:
-        raise ConfigError(f"--host / PDCORE_HOST: {host!r} cannot be advertised; name one address")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as wrong:
         raise ConfigError(f"--host / PDCORE_HOST: {host!r} is no address: {wrong}") from wrong
+    if ipaddress.ip_address(address[0]).is_unspecified:
+        raise ConfigError(f"--host / PDCORE_HOST: {host!r} cannot be advertised; name one address")
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)

@@ -117,7 +117,7 @@ def config(**changes: Any) -> RouterConfig:
         port=0,
         router_id="r",
         lease_ttl_s=10,
-        connect_timeout_s=1,
+        connect_timeout_s=5,
         first_byte_timeout_s=10,
         idle_timeout_s=10,
         max_attempts=3,

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.errors import ApiError
@@ -190,6 +190,7 @@ def test_what_the_router_sets_replaces_what_the_client_sent_and_repeated_keys_co
     assert request.body({"bootstrap_room": 9}) == b'{"prompt":"b","max_tokens":3,"bootstrap_room":9}'
 
 
+few = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -197,12 +198,14 @@ json_values = st.recursive(
 )
 
 
+@few
 @given(st.dictionaries(st.text(min_size=1).map(lambda name: "x-" + name), json_values, max_size=4))
 def test_any_unknown_field_survives(extra: dict[str, Any]) -> None:
     body = json.dumps({"prompt": "hi", **extra}).encode()
     assert json.loads(parse("completions", body).body({})) == {"prompt": "hi", **extra}
 
 
+@few
 @given(st.binary(max_size=60) | json_values.map(lambda value: json.dumps(value).encode()))
 def test_anything_else_is_an_api_error_and_nothing_worse(body: bytes) -> None:
     try:

@@ -58,7 +58,7 @@ async def pair(
         await fleet.add("d", "decode", d)
         yield fleet, p, d
         p.scripts, d.scripts = [fake.accepted()], [GOOD]
-        await eventually(lambda: p.open_now == d.open_now == 0, 1, "both legs ended")
+        await eventually(lambda: p.open_now == d.open_now == 0, 3, "both legs ended")
         await fleet.settled()
         assert (await fleet.post({"prompt": "hi"})).status_code == 200
         await fleet.settled()
@@ -84,7 +84,7 @@ async def test_a_client_that_leaves_takes_both_legs_along_within_a_second(
         began = time.monotonic()
         await eventually(lambda: p.open_now == d.open_now == 0, 1, "both legs ended")
         assert time.monotonic() - began < 1
-        await eventually(lambda: _outcome(fleet, "cancelled"), 1, "counted")
+        await eventually(lambda: _outcome(fleet, "cancelled"), 3, "counted")
 
 
 async def _outcome(fleet: Fleet, outcome: str) -> bool:
@@ -113,7 +113,7 @@ async def test_a_client_that_leaves_during_its_upload_is_only_counted() -> None:
         await writer.drain()
         await eventually(lambda: fleet.lifecycle.requests == 1, 2)
         writer.transport.abort()
-        await eventually(lambda: fleet.lifecycle.requests == 0, 1)
+        await eventually(lambda: fleet.lifecycle.requests == 0, 3)
         assert not p.seen
 
 
@@ -128,7 +128,7 @@ async def test_a_client_that_reads_nothing_holds_the_engine_back_and_ends_by_the
             await eventually(lambda: d.open_now == 0, 4, "the write budget ends it")
         assert d.flooded < 40 << 20
         assert process.memory_info().rss - before < 60 << 20
-        await eventually(lambda: _outcome(fleet, "cancelled"), 1, "counted")
+        await eventually(lambda: _outcome(fleet, "cancelled"), 3, "counted")
 
 
 async def test_a_slow_reader_does_not_slow_another_stream() -> None:
@@ -144,7 +144,7 @@ async def test_a_slow_reader_does_not_slow_another_stream() -> None:
                 began = time.monotonic()
                 answer = await fleet.post({"prompt": "hi", "stream": True})
                 assert answer.content.endswith(DONE)
-                assert time.monotonic() - began < 0.5
+                assert time.monotonic() - began < 2
 
 
 async def test_one_request_too_many_is_429_and_the_gauge_reads_what_is_in_flight() -> None:
@@ -156,7 +156,7 @@ async def test_one_request_too_many_is_429_and_the_gauge_reads_what_is_in_flight
             answer = await fleet.post({"prompt": "hi"})
             assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limited")
             assert "retry-after" in answer.headers
-        await eventually(lambda: d.open_now == 0, 1)
+        await eventually(lambda: d.open_now == 0, 3)
 
 
 async def test_a_drain_lets_streams_finish_and_refuses_new_requests() -> None:
@@ -196,5 +196,5 @@ async def test_what_outlasts_the_drain_ends_with_an_error_and_both_legs_are_abor
         assert b"the router is stopping" in content
         assert b"[DONE]" not in content
         assert (await waiting).status_code == 503
-        await eventually(lambda: p.open_now == d.open_now == 0, 1, "both legs aborted")
+        await eventually(lambda: p.open_now == d.open_now == 0, 3, "both legs aborted")
         await fleet.settled()

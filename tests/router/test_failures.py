@@ -32,6 +32,7 @@ pytestmark = pytest.mark.integration
 GOOD: Script = fake.answer(200, COMPLETION, MARK)
 GOOD_STREAM: Script = fake.stream(event("a", "stop"), DONE)
 HANG: Script = (Hang(),)
+SOON_S = 3.0  # far below every budget, far above what a busy machine needs
 
 
 def said(status: int, message: str = "too long") -> Script:
@@ -51,7 +52,9 @@ class Pair:
 
     async def nothing_is_left(self) -> None:
         """Both engines saw the end of their legs, every gauge is 0, and the next request is served."""
-        await eventually(lambda: self.prefill.open_now == self.decode.open_now == 0, 1, "both legs ended")
+        await eventually(
+            lambda: self.prefill.open_now == self.decode.open_now == 0, SOON_S, "both legs ended"
+        )
         await self.fleet.settled()
         self.plays(fake.accepted(), GOOD)
         assert (await self.fleet.post({"prompt": "hi"})).status_code == 200
@@ -90,7 +93,7 @@ async def test_the_first_bad_status_decides_and_cancels_the_other_leg(
         began = time.monotonic()
         answer = await pair.fleet.post({"prompt": "hi", "stream": stream})
         assert answer.status_code == expected, (status, answer.text)
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < SOON_S
         assert answer.headers["content-type"] == "application/json"
         assert len(answer.content) == int(answer.headers["content-length"])
         error = answer.json()["error"]
@@ -98,7 +101,9 @@ async def test_the_first_bad_status_decides_and_cancels_the_other_leg(
         if status not in PASSED_ON:
             assert error["request_id"] == answer.headers["x-request-id"]
             assert error["detail"]["leg"] == leg
-        await eventually(lambda: pair.prefill.open_now == pair.decode.open_now == 0, 1, "both legs ended")
+        await eventually(
+            lambda: pair.prefill.open_now == pair.decode.open_now == 0, SOON_S, "both legs ended"
+        )
         bad_leg, other_leg = (pair.prefill, pair.decode) if leg == "prefill" else (pair.decode, pair.prefill)
         assert len(bad_leg.seen) == 1
         assert len(other_leg.seen) <= 1
@@ -165,7 +170,7 @@ async def test_decode_that_dies_within_a_stream_ends_it_with_one_error_event(pai
         pair.plays(fake.accepted(), (fake.stream_head(), fake.chunk(whole), *ending))
         began = time.monotonic()
         answer = await pair.fleet.post({"prompt": "hi", "stream": True})
-        assert time.monotonic() - began < 1, name
+        assert time.monotonic() - began < SOON_S, name
         assert answer.status_code == 200
         assert answer.content.startswith(whole), name
         rest = answer.content.removeprefix(whole)
@@ -223,8 +228,8 @@ async def test_after_the_mark_a_prefill_failure_changes_nothing(pair: Pair) -> N
             parts = answer.aiter_raw()
             got = await anext(parts)
             pair.prefill.release.set()
-            await eventually(lambda: pair.prefill.open_now == 0, 1)
-            await eventually(partial(_late_is, pair.fleet, number + 1), 1, "the late failure is counted")
+            await eventually(lambda: pair.prefill.open_now == 0, SOON_S)
+            await eventually(partial(_late_is, pair.fleet, number + 1), SOON_S, "the late failure is counted")
             pair.decode.release.set()
             async for part in parts:
                 got += part
@@ -324,7 +329,8 @@ async def test_one_event_may_not_grow_without_bound(pair: Pair) -> None:
 async def test_bad_input_touches_no_engine(pair: Pair) -> None:
     pair.plays(fake.accepted(), GOOD)
     elsewhere = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 9999}
-    wrong: list[dict[str, object]] = [{"prompt": value} for value in ("", [], [""], [[]])]
+    empty: tuple[object, ...] = ("", [], [""], [[]])
+    wrong: list[dict[str, object]] = [{"prompt": value} for value in empty]
     wrong += [{"prompt": "a", "bootstrap_room": room} for room in (0, -1, 2**63, "7", True)]
     wrong += [{"prompt": "a", **elsewhere}, {"prompt": "a", "disagg_prefill_dp_rank": 1}]
     cases: list[tuple[dict[str, object] | bytes, int]] = [(body, 400) for body in wrong]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.errors import ApiError
@@ -22,6 +22,7 @@ from pdcore.router.relay import (
 
 pytestmark = pytest.mark.unit
 
+few = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 LINES = st.sampled_from(
     [b"data: {}", b"data:x", b": ping", b"id: 7", b"event: e", b"data: \xc3\xbc", b"data"]
 )
@@ -34,6 +35,7 @@ def events(draw: st.DrawFn) -> bytes:
     return end.join(draw(st.lists(LINES, min_size=1, max_size=3))) + end + end
 
 
+@few
 @given(st.lists(events(), max_size=6), st.data())
 def test_however_it_is_cut_the_same_events_come_out(whole: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(whole)
@@ -44,6 +46,7 @@ def test_however_it_is_cut_the_same_events_come_out(whole: list[bytes], data: st
     assert cutter.pending == 0
 
 
+@few
 @given(events(), st.data())
 def test_a_tail_is_never_handed_out(event: bytes, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(event) - 1))
