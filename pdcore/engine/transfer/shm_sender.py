@@ -85,7 +85,7 @@ class ShmSender:
             self._drop(fd)
         self._epoll.close()
         self._listener.close()
-        os.unlink(self._path)
+        Path(self._path).unlink(missing_ok=True)
 
     def endpoint(self) -> dict[str, object]:
         """Where decode ranks of this machine connect."""
