@@ -4,7 +4,7 @@ A setting added to a table shows up in ``--help``, the environment and the file 
 """
 
 from pdcore.config.cache import cache_directory, demo_model_directory
-from pdcore.config.common import COMMON, LISTEN, CommonConfig, ListenConfig
+from pdcore.config.process import COMMON, LISTEN, CommonConfig, ListenConfig
 from pdcore.config.engine import ENGINE, EngineConfig
 from pdcore.config.loading import CONFIG_FILE, SECTIONS, load, options
 from pdcore.config.router import ROUTER, RouterConfig

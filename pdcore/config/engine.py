@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pdcore.config.common import COMMON, LISTEN, ListenConfig
+from pdcore.config.process import COMMON, LISTEN, ListenConfig
 from pdcore.config.setting import Setting, flag, integer, name, one_of, path, text
 
 ENGINE: Final = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from pdcore.config.common import COMMON, LISTEN, ListenConfig
+from pdcore.config.process import COMMON, LISTEN, ListenConfig
 from pdcore.config.setting import Setting, integer, name, seconds
 
 ROUTER: Final = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pdcore.config.common import COMMON
+from pdcore.config.process import COMMON
 from pdcore.config.setting import Setting, integer, path, seconds, text
 
 UP: Final = (
