@@ -177,7 +177,8 @@ class StoreContract:
         prefix = store_factory.prefix
         first, last = prefix + "0000", prefix + "9999"
         async with store_factory.open() as store, store_factory.open() as other:
-            await store.commit((), tuple(Put(f"{prefix}{n:04}", b"") for n in range(1, MAX_WRITES)))
+            for start in (1000, 2000, 3000):
+                await store.commit((), tuple(Put(f"{prefix}{start + n}", b"") for n in range(MAX_WRITES)))
             async with running_beside(_write_together(other, first, last)):
                 await eventually(lambda: store.get(last), WITHIN_S)
                 for _ in range(20):

@@ -294,7 +294,12 @@ class TestFollower:
         async with follower_of(store, reconcile_s=1.0) as follower:
             await following(follower)
             before = store.lists_total
-            store.during_list = lambda: put_router(store.store, "busy", str(store.lists_total))
+
+            async def change_and_follow() -> None:
+                revision = await put_router(store.store, "busy", str(store.lists_total))
+                await follower.wait_until(lambda topology: topology.revision >= revision, WITHIN_S)
+
+            store.during_list = change_and_follow
             await eventually(lambda: store.lists_total > before + 5, WITHIN_S)
             store.during_list = None
             assert follower.repairs_total == 0
