@@ -224,7 +224,7 @@ class Dispatch:
                 [str(rank).encode(), self._encoder.encode(message)], flags=zmq.NOBLOCK
             )
         except (zmq.Again, zmq.ZMQError) as refused:
-            log.warning("dispatch_refused", rank=str(rank), kind=type(message).__name__, reason=str(refused))
+            log.debug("dispatch_refused", rank=str(rank), kind=type(message).__name__, reason=str(refused))
             return False
         finally:
             self._loop.call_soon(

@@ -13,9 +13,8 @@ import itertools
 import os
 import shutil
 import signal
-import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -31,12 +30,12 @@ from pdcore.engine.http_server import serving
 from pdcore.engine.messages import Ready
 from pdcore.engine.metrics import Metrics
 from pdcore.engine.peers import Peers
+from pdcore.engine.process import beside, runtime_directory, signals
 from pdcore.engine.rank_process import RANK_COMMAND, RankProcess
 from pdcore.engine.records import instance_record, rank_records
 from pdcore.engine.startup import Startup, starting
 from pdcore.engine.state import LeaderState
 from pdcore.errors import ConfigError, ErrorCode, Superseded
-from pdcore.registry.beside import running_beside
 from pdcore.registry.connect import open_store
 from pdcore.registry.follower import Follower
 from pdcore.registry.registrar_messages import RegistrarSpec
@@ -53,8 +52,6 @@ FIRST_STATUS_S: Final = 1.0
 STATUS_EVERY_S: Final = 5.0
 LAST_WORDS_S: Final = 1.0
 RANK_STOP_S: Final = 3.0
-
-OnSignal = Callable[[signal.Signals, int], None]
 
 log = telemetry.logger(__name__)
 
@@ -79,7 +76,7 @@ async def run(
     config: EngineConfig, *, rank_command: Sequence[str] = RANK_COMMAND, clock: Clock | None = None
 ) -> int:
     """Be a leader until something ends it; the process's exit status. ConfigError when it cannot even start."""
-    with starting(config) as startup, _runtime_directory() as runtime_dir:
+    with starting(config) as startup, runtime_directory() as runtime_dir:
         identity = startup.identity
         telemetry.configure(
             _log_format(config.log_format),
@@ -141,7 +138,7 @@ class Leader:
 
     async def live(self) -> int:
         """Come up, serve, and go down in order; the exit status. ConfigError when this instance cannot be."""
-        async with _signals(self._on_signal), _beside(self._watch_claim(), self._come_up()):
+        async with signals(self._on_signal), beside(self._watch_claim(), self._come_up()):
             ending = await self._endings.get()
             if ending is TERMINATED:
                 ending = await self._drain()
@@ -157,7 +154,7 @@ class Leader:
         try:
             await self._claim()
             self._start_rank()
-            async with _beside(*(self._watch_rank(rank) for rank in self._ranks)):
+            async with beside(*(self._watch_rank(rank) for rank in self._ranks)):
                 await self._serve()
                 await asyncio.Event().wait()
         except ConfigError as wrong:
@@ -166,7 +163,7 @@ class Leader:
             self._end(Ending(status=SUPERSEDED, why=str(lost), departure=None))
 
     async def _claim(self) -> None:
-        async with _beside(self._say_while_waiting("claiming the instance id")):
+        async with beside(self._say_while_waiting("claiming the instance id")):
             await self._registration.claim()
         log.info("instance_claimed")
 
@@ -188,7 +185,7 @@ class Leader:
     async def _serve(self) -> None:
         self._ready = dict(await self._dispatch.wait_ready())
         self._put("starting")
-        async with _beside(self._say_while_waiting("registering")):
+        async with beside(self._say_while_waiting("registering")):
             await self._wait_registered()
         record = self._state.record
         assert record is not None
@@ -216,7 +213,8 @@ class Leader:
             pause_s = STATUS_EVERY_S
             trouble = self._registration.store_error or self._follower.last_error
             self._state.why = what if trouble is None else f"{what}; the store does not answer: {trouble}"
-            log.warning("leader_waiting", waiting=what, store_error=trouble)
+            say = log.info if trouble is None else log.warning
+            say("leader_waiting", waiting=what, store_error=trouble)
 
     # what may end it
 
@@ -251,7 +249,7 @@ class Leader:
         self._state.enter("draining", "the process was told to end")
         self._put("draining")
         log.info("leader_draining", in_flight=self._state.in_flight)
-        async with _beside(self._report_idle()):
+        async with beside(self._report_idle()):
             try:
                 async with asyncio.timeout(self._startup.config.drain_timeout_s):
                     return await self._endings.get()
@@ -264,9 +262,8 @@ class Leader:
         self._end(TERMINATED)
 
     async def _go_down(self, ending: Ending) -> None:
-        (log.info if ending.status == OK else log.error)(
-            "leader_ending", reason=ending.why, status=ending.status
-        )
+        say = log.info if ending.status in (OK, REFUSED) else log.error
+        say("leader_ending", reason=ending.why, status=ending.status)
         self._state.enter("draining" if ending.status == OK else "failed", ending.why)
         if self._dispatch.fail_all(self._loss_code(ending), ending.why):
             await self._let_answers_leave()
@@ -348,37 +345,3 @@ def _how(status: int) -> str:
 
 def _log_format(given: str) -> Literal["text", "json"]:
     return "json" if given == "json" else "text"
-
-
-@contextmanager
-def _runtime_directory() -> Iterator[Path]:
-    """A private directory for this instance's unix sockets."""
-    directory = Path(tempfile.mkdtemp(prefix="pdcore-"))
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-@asynccontextmanager
-async def _beside(*works: Coroutine[object, object, None]) -> AsyncIterator[None]:
-    """Run all ``works`` as tasks while the block lasts."""
-    async with AsyncExitStack() as stack:
-        for work in works:
-            await stack.enter_async_context(running_beside(work))
-        yield
-
-
-@asynccontextmanager
-async def _signals(on_signal: OnSignal) -> AsyncIterator[None]:
-    """Hand SIGTERM and SIGINT to ``on_signal`` with how many have come, in the loop."""
-    loop = asyncio.get_running_loop()
-    count = itertools.count(1)
-    handled = (signal.SIGTERM, signal.SIGINT)
-    for number in handled:
-        loop.add_signal_handler(number, lambda got: on_signal(got, next(count)), number)
-    try:
-        yield
-    finally:
-        for number in handled:
-            loop.remove_signal_handler(number)

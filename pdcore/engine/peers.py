@@ -43,7 +43,7 @@ class Peers:
         was expected, 503 when the two instances do not fit together.
         """
         topology = self.view.topology
-        if not knows(topology, leg, expected):
+        if not knows(topology, leg, expected) and not has_departed(topology, expected):
             topology = await self._wait_for(leg, expected)
         peer = locate(topology, leg, expected)
         own = self.own()
@@ -65,6 +65,11 @@ def knows(topology: Topology, leg: Leg, expected: str | None) -> bool:
     if instance is None or expected not in (None, instance.record.incarnation):
         return False
     return any(position.cp == position.tp == 0 for position in instance.ranks)
+
+
+def has_departed(topology: Topology, expected: str | None) -> bool:
+    """Whether the keyspace says that this incarnation is gone: waiting for it would be in vain."""
+    return any(departed.incarnation == expected for departed in topology.departures.values())
 
 
 def locate(topology: Topology, leg: Leg, expected: str | None) -> PrefillPeer:

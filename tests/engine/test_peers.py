@@ -15,7 +15,7 @@ from pdcore.engine.records import Identity, instance_record, rank_records
 from pdcore.errors import ApiError, ConfigError
 from pdcore.topology import codec, keys
 from pdcore.topology.keys import RankId, RankPosition
-from pdcore.topology.records import InstanceRecord, Role
+from pdcore.topology.records import DepartureRecord, InstanceRecord, Role
 from pdcore.topology.topology import Stored, Topology, build
 from tests.support.fake_rank import READY
 
@@ -44,13 +44,18 @@ def ready(*ranks: RankPosition) -> dict[RankPosition, Ready]:
     return dict.fromkeys(ranks, READY)
 
 
-def topology(incarnation: str = "one", *, ranks: bool = True, dp_size: int = 1) -> Topology:
+def topology(
+    incarnation: str = "one", *, ranks: bool = True, dp_size: int = 1, departed: str | None = None
+) -> Topology:
     who = identity("prefill", incarnation)
     positions = ready(*(RankPosition(dp, 0, 0) for dp in range(dp_size)))
     entries = {keys.instance("prefill-0"): codec.encode(instance_record(who, positions, "serving"))}
+    if departed is not None:
+        record = DepartureRecord(incarnation=departed, reason="died", by="registrar")
+        entries[keys.departure("prefill-0")] = codec.encode(record)
     if ranks:
-        for position, record in rank_records(who, positions).items():
-            entries[keys.rank(RankId("prefill-0", position))] = codec.encode(record)
+        for position, rank in rank_records(who, positions).items():
+            entries[keys.rank(RankId("prefill-0", position))] = codec.encode(rank)
     return build({key: Stored(value, 5) for key, value in entries.items()}, 5)
 
 
@@ -107,6 +112,13 @@ async def test_one_that_does_not_come_is_a_stale_view() -> None:
         with pytest.raises(ApiError) as caught:
             await find(view, "two")
         assert (caught.value.status, caught.value.refused) == (421, "stale")
+
+
+async def test_one_that_is_known_to_be_gone_is_not_waited_for() -> None:
+    view = ScriptedView(topology("two", departed="one"))
+    with pytest.raises(ApiError) as caught:
+        await find(view, "one")
+    assert (caught.value.refused, view.waited_s) == ("stale", [])
 
 
 async def test_an_address_that_names_nobody_is_400_when_nobody_was_expected() -> None:
