@@ -7,5 +7,5 @@ import os
 os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 # torch's threads wait for each other at the end of every operation. Spinning there, the default, takes the very cores
-# the others need as soon as ranks, router or store share the machine: measured, a step then takes eight times as long.
+# the others need as soon as ranks, router or store share the machine: a step then took up to eight times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
