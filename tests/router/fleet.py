@@ -207,7 +207,7 @@ async def running_fleet(*, store: MemoryStore | None = None, **changes: Any) -> 
         with watching_the_fleet(serving, lifecycle):
             async with (
                 answering(app, listener),
-                httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client,
+                httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as client,
             ):
                 await follower.wait_until(lambda _: True, 5)
                 yield Fleet(url, serving, lifecycle, store, follower, client)
