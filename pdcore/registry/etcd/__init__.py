@@ -3,3 +3,9 @@
 ``wire.proto`` names the messages; ``endpoints`` owns connections and deadlines; ``faults`` turns gRPC errors into
 ours; ``revisions`` puts a watch's events together again; ``watch`` and ``driver`` are the contract.
 """
+
+import os
+
+# Our processes start others with fork and exec while grpc's threads run. Its fork handlers are for children that go on
+# without exec; here they only print a warning. This must stand before anything imports grpc.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -1,0 +1,25 @@
+"""Figures of this machine, each beside its limit or its alternative from the same run: ``python -m bench``."""
+
+from __future__ import annotations
+
+import sys
+
+from bench import serving, transfer_bandwidth
+from bench.progress import step
+
+
+def main() -> None:
+    step("KV write beside memmove (64 MiB, neighbouring and shuffled blocks)")
+    for fragmented in (False, True):
+        figures = transfer_bandwidth.measure(64, 15, fragmented=fragmented)
+        blocks = "shuffled " if fragmented else "in a row "
+        print(
+            f"kv      {blocks} write {figures['write_gb_s']:6.2f} GB/s  memmove {figures['memmove_gb_s']:6.2f} GB/s"
+            f"  ratio {figures['ratio']:.2f}"
+        )
+    step(f"hand-off and router on a tiny model ({serving.REQUESTS} requests each way)")
+    serving.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
