@@ -135,6 +135,7 @@ class Dispatch:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a rank that connects anew is heard at once
         self._socket.setsockopt(zmq.SNDHWM, 4 * self._max_held + 64)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.bind(self._address)

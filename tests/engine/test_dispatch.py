@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -145,17 +146,17 @@ async def test_a_rank_that_is_not_there_is_503_and_holds_nothing(dispatch: Dispa
 async def test_an_abort_that_found_no_rank_is_sent_when_it_speaks_again(
     dispatch: Dispatch, address: str
 ) -> None:
-    async with FakeRank(address) as first:
-        await first.say(READY)
-        await dispatch.wait_ready()
-        with dispatch.open(start("a"), RANK):
+    with ExitStack() as request:
+        async with FakeRank(address) as first:
+            await first.say(READY)
+            await dispatch.wait_ready()
+            request.enter_context(dispatch.open(start("a"), RANK))
             await first.wait_for(Start)
-            await first.__aexit__(None, None, None)
-            await eventually(lambda: not dispatch._send(RANK, Stop()), 5, "the rank unreachable")
-        assert dispatch.statistics().unsent_aborts == 1
-        async with FakeRank(address) as again:
-            await again.say(stats())
-            assert (await again.wait_for(Abort)).request_id == "a"
+        await eventually(lambda: not dispatch._send(RANK, Stop()), 5, "the rank unreachable")
+    assert dispatch.statistics().unsent_aborts == 1
+    async with FakeRank(address) as again:
+        await again.say(stats())
+        assert (await again.wait_for(Abort)).request_id == "a"
     assert dispatch.statistics().unsent_aborts == 0
 
 
