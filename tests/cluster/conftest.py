@@ -9,23 +9,39 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import Cluster, Engine, Router
+from tests.support.eventually import eventually_now
 from tests.support.tiny_models import write_tiny_llama
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """The smallest PD cluster."""
+class Fleet:
+    """Two prefills, one decode, and routers with a long and a short budget. ``heal`` makes it whole again."""
 
     cluster: Cluster
     prefill: Engine
+    other: Engine
     decode: Engine
     router: Router
+    hasty: Router
+
+    @property
+    def processes(self) -> tuple[Engine | Router, ...]:
+        return (self.prefill, self.other, self.decode, self.router, self.hasty)
+
+    def heal(self) -> None:
+        """Start what a test ended, and wait until everybody knows everybody and nothing is held."""
+        for process in self.processes:
+            if not process.running:
+                process.start()
+        for process in self.processes:
+            process.wait_ready()
+        eventually_now(lambda: not self.leftovers(), 10, "a fleet at rest")
 
     def leftovers(self) -> dict[str, float]:
         """Whatever is still held although nothing runs."""
         return {
             f"{process.url} {name}": value
-            for process in (self.prefill, self.decode, self.router)
+            for process in self.processes
             for name, value in process.leftovers().items()
         }
 
@@ -50,9 +66,23 @@ def cluster(bare_cluster: Cluster) -> Cluster:
     return bare_cluster
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Pair]:
-    """One prefill, one decode, one router, shared by the tests of a module, which leave them as they found them."""
-    with Cluster(tmp_path_factory.mktemp("pair"), tiny_model) as cluster:
+@pytest.fixture(scope="session")
+def whole_fleet(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Fleet]:
+    """One fleet for all tests: starting ranks is what costs."""
+    with Cluster(tmp_path_factory.mktemp("fleet"), tiny_model) as cluster:
         cluster.etcd.start()
-        yield Pair(cluster, *cluster.pair())
+        yield Fleet(
+            cluster,
+            cluster.engine("prefill"),
+            cluster.engine("prefill"),
+            cluster.engine("decode"),
+            cluster.router(),
+            cluster.router("--request-timeout-s", "3"),
+        )
+
+
+@pytest.fixture
+def fleet(whole_fleet: Fleet) -> Fleet:
+    """The fleet, whole and at rest."""
+    whole_fleet.heal()
+    return whole_fleet

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cluster.conftest import Pair
+from tests.cluster.conftest import Fleet
 from tests.support.eventually import eventually_now
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 GOOD: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 4, "temperature": 0}
 
 
-def seen_by_engines(pair: Pair) -> float:
-    return sum(engine.gauge("pdcore_engine_requests_total") for engine in (pair.prefill, pair.decode))
+def seen_by_engines(fleet: Fleet) -> float:
+    return sum(engine.gauge("pdcore_engine_requests_total") for engine in (fleet.prefill, fleet.decode))
 
 
 @pytest.mark.parametrize(
@@ -42,40 +42,40 @@ def seen_by_engines(pair: Pair) -> float:
     ],
 )
 def test_a_wrong_field_is_named_before_any_leg_is_touched(
-    pair: Pair, change: dict[str, Any], status: int, names: str
+    fleet: Fleet, change: dict[str, Any], status: int, names: str
 ) -> None:
-    before = seen_by_engines(pair)
-    response = pair.router.post("/v1/completions", {**GOOD, **change})
+    before = seen_by_engines(fleet)
+    response = fleet.router.post("/v1/completions", {**GOOD, **change})
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert names in error["message"]
     assert error["request_id"] == response.headers["x-request-id"]
-    assert seen_by_engines(pair) == before
+    assert seen_by_engines(fleet) == before
 
 
 @pytest.mark.parametrize(
     ("content", "status"), [(b"{", 400), (b"[]", 400), (b"\xff", 400), (b" " * (9 << 20), 413)]
 )
-def test_a_body_that_is_no_request_is_refused(pair: Pair, content: bytes, status: int) -> None:
-    before = seen_by_engines(pair)
-    response = httpx.post(f"{pair.router.url}/v1/completions", content=content, trust_env=False)
+def test_a_body_that_is_no_request_is_refused(fleet: Fleet, content: bytes, status: int) -> None:
+    before = seen_by_engines(fleet)
+    response = httpx.post(f"{fleet.router.url}/v1/completions", content=content, trust_env=False)
     assert response.status_code == status
-    assert seen_by_engines(pair) == before
+    assert seen_by_engines(fleet) == before
 
 
-def test_an_over_long_prompt_is_the_engines_400_and_leaves_nothing(pair: Pair) -> None:
-    response = pair.router.post("/v1/completions", {**GOOD, "prompt": "word " * 3000})
+def test_an_over_long_prompt_is_the_engines_400_and_leaves_nothing(fleet: Fleet) -> None:
+    response = fleet.router.post("/v1/completions", {**GOOD, "prompt": "word " * 3000})
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["code"] == "context_length_exceeded"
     assert "2048" in error["message"]
-    eventually_now(lambda: not pair.leftovers(), 2, "blocks, slots and rooms free")
-    assert pair.router.post("/v1/completions", GOOD).status_code == 200
+    eventually_now(lambda: not fleet.leftovers(), 2, "blocks, slots and rooms free")
+    assert fleet.router.post("/v1/completions", GOOD).status_code == 200
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_an_engine_asked_directly_without_bootstrap_fields_names_them(pair: Pair, role: str) -> None:
-    engine = pair.prefill if role == "prefill" else pair.decode
+def test_an_engine_asked_directly_without_bootstrap_fields_names_them(fleet: Fleet, role: str) -> None:
+    engine = fleet.prefill if role == "prefill" else fleet.decode
     response = httpx.post(f"{engine.url}/v1/completions", json=GOOD, trust_env=False)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "bootstrap_room"

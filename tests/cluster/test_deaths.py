@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import httpx
+import psutil
 import pytest
 
-from tests.support.cluster import Cluster
+from tests.cluster.conftest import Fleet
+from tests.support.cluster import Engine, Router
 from tests.support.eventually import eventually_now
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 SOON_S = 2.0
-LONG = {
-    "model": "tiny",
-    "prompt": "tell me everything",
-    "max_tokens": 1500,
-    "temperature": 0,
-    "ignore_eos": True,
-}
 SHORT = {"model": "tiny", "prompt": "short", "max_tokens": 8, "temperature": 0}
+LONG = {**SHORT, "prompt": "tell me everything", "max_tokens": 1500, "ignore_eos": True}
+SLOW_PREFILL = {**SHORT, "prompt": "x" * 1900}
 
 
 @pytest.fixture
@@ -31,103 +30,98 @@ def client() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def test_prefill_killed_before_it_answers(cluster: Cluster, client: ThreadPoolExecutor) -> None:
-    prefill, decode, router = cluster.pair()
-    prefill.pause()
-    request = client.submit(router.post, "/v1/completions", SHORT)
-    eventually_now(
-        lambda: decode.gauge("pdcore_engine_rooms") or decode.gauge("pdcore_engine_transferring"),
-        5,
-        "an open room",
-    )
-    killed = time.monotonic()
-    prefill.kill()
+def choices(router: Router, body: dict[str, Any]) -> object:
+    response = router.post("/v1/completions", body)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"]
+
+
+def is_at_rest(process: Engine | Router) -> bool:
+    return not process.leftovers()
+
+
+def rank_of(engine: Engine) -> psutil.Process:
+    (rank,) = engine.ranks()
+    return rank
+
+
+def assert_ends_soon(request: Future[httpx.Response], since: float, code: str) -> None:
     response = request.result(timeout=10)
-    assert time.monotonic() - killed < SOON_S
+    assert time.monotonic() - since < SOON_S
     assert response.status_code in {502, 503}, response.text
-    assert response.json()["error"]["code"] in {"prefill_failed", "backend_unavailable"}
-    eventually_now(lambda: not decode.leftovers(), SOON_S, "decode's blocks and slots free")
-    eventually_now(lambda: not router.leftovers(), SOON_S, "the router's counters free")
+    assert response.json()["error"]["code"] in {code, "backend_unavailable"}
 
 
-def test_decode_killed_while_it_generates(cluster: Cluster, client: ThreadPoolExecutor) -> None:
-    prefill, decode, router = cluster.pair()
-    request = client.submit(router.post, "/v1/completions", LONG)
-    eventually_now(lambda: decode.gauge("pdcore_engine_running"), 10, "a running request")
+def test_prefill_killed_while_decode_waits_for_it(fleet: Fleet, client: ThreadPoolExecutor) -> None:
+    pinned = fleet.cluster.bootstrap(fleet.prefill)
+    choices(fleet.router, {**SHORT, **pinned})
+    rank_of(fleet.prefill).suspend()
+    request = client.submit(fleet.router.post, "/v1/completions", {**SHORT, **pinned})
+    eventually_now(lambda: fleet.decode.gauge("pdcore_engine_rooms"), 5, "an open room")
     killed = time.monotonic()
-    decode.kill()
-    response = request.result(timeout=10)
-    assert time.monotonic() - killed < SOON_S
-    assert response.status_code in {502, 503}, response.text
-    assert response.json()["error"]["code"] in {"decode_failed", "backend_unavailable"}
-    eventually_now(lambda: not prefill.leftovers(), SOON_S, "prefill's blocks and rooms free")
-    eventually_now(lambda: not router.leftovers(), SOON_S, "the router's counters free")
+    fleet.prefill.kill()
+    assert_ends_soon(request, killed, "prefill_failed")
+    eventually_now(lambda: not fleet.decode.leftovers(), SOON_S, "decode's blocks and slots free")
+    eventually_now(lambda: not fleet.router.leftovers(), SOON_S, "the router's counters free")
 
 
-def test_decode_killed_in_the_middle_of_a_stream(cluster: Cluster) -> None:
-    _, decode, router = cluster.pair()
+def test_decode_killed_while_it_generates(fleet: Fleet, client: ThreadPoolExecutor) -> None:
+    request = client.submit(fleet.router.post, "/v1/completions", LONG)
+    eventually_now(lambda: fleet.decode.gauge("pdcore_engine_running"), 10, "a running request")
+    killed = time.monotonic()
+    fleet.decode.kill()
+    assert_ends_soon(request, killed, "decode_failed")
+    for process in (fleet.prefill, fleet.other, fleet.router):
+        eventually_now(partial(is_at_rest, process), SOON_S, "blocks, rooms and counters free")
+
+
+def test_decode_killed_in_the_middle_of_a_stream(fleet: Fleet) -> None:
     events: list[str] = []
-    with httpx.stream(
-        "POST", f"{router.url}/v1/completions", json={**LONG, "stream": True}, timeout=20
-    ) as response:
+    url = f"{fleet.router.url}/v1/completions"
+    with httpx.stream("POST", url, json={**LONG, "stream": True}, timeout=20, trust_env=False) as response:
         assert response.status_code == 200
         for line in response.iter_lines():
             if line.startswith("data: "):
                 events.append(line)
             if len(events) == 3:
-                decode.kill()
-    assert "[DONE]" not in events[-1]
+                fleet.decode.kill()
     assert '"error"' in events[-1]
     assert '"decode_failed"' in events[-1]
-
-
-def test_a_rank_killed_alone_ends_its_instance(cluster: Cluster) -> None:
-    engine = cluster.engine("unified").wait_ready()
-    (rank,) = engine.ranks()
-    rank.kill()
-    assert engine.wait(10) == 70
-    eventually_now(lambda: not cluster.instance_keys(engine.instance_id), SOON_S, "withdrawn")
+    assert not any('"finish_reason":"' in event for event in events)
 
 
 @pytest.mark.parametrize("when", ["before the handshake is read", "while the prompt is computed"])
 def test_a_stopped_prefill_costs_its_request_only_and_memory_comes_back(
-    cluster: Cluster, client: ThreadPoolExecutor, when: str
+    fleet: Fleet, client: ThreadPoolExecutor, when: str
 ) -> None:
-    stopped, decode, _ = cluster.pair()
-    other = cluster.engine("prefill").wait_ready()
-    router = cluster.router("--request-timeout-s", "3").wait_ready()
-    to_stopped, to_other = cluster.bootstrap(stopped), cluster.bootstrap(other)
-    expected = [router.post("/v1/completions", {**SHORT, **where}).json() for where in (to_stopped, to_other)]
-    (rank,) = stopped.ranks()
+    to_stopped, to_other = fleet.cluster.bootstrap(fleet.prefill), fleet.cluster.bootstrap(fleet.other)
+    expected = choices(fleet.router, {**SHORT, **to_stopped})
+    rank = rank_of(fleet.prefill)
     if when == "before the handshake is read":
         rank.suspend()
-        late = client.submit(router.post, "/v1/completions", {**SHORT, **to_stopped})
+        late = client.submit(fleet.hasty.post, "/v1/completions", {**SHORT, **to_stopped})
     else:
-        slow = {"model": "tiny", "prompt": "x" * 1900, "max_tokens": 8, "temperature": 0}
-        late = client.submit(router.post, "/v1/completions", {**slow, **to_stopped})
-        eventually_now(lambda: decode.gauge("pdcore_engine_transferring"), 5, "a hand-off under way")
+        late = client.submit(fleet.hasty.post, "/v1/completions", {**SLOW_PREFILL, **to_stopped})
+        eventually_now(lambda: fleet.decode.gauge("pdcore_engine_transferring"), 5, "a hand-off under way")
         rank.suspend()
     assert late.result(timeout=10).status_code == 504
-    assert decode.gauge("pdcore_engine_kv_blocks_quarantined") > 0
+    assert fleet.decode.gauge("pdcore_engine_kv_blocks_quarantined") > 0
     for _ in range(5):
-        answer = router.post("/v1/completions", {**SHORT, **to_other})
-        assert answer.json()["choices"] == expected[1]["choices"]
+        assert choices(fleet.router, {**SHORT, **to_other}) == expected
     rank.resume()
-    eventually_now(lambda: not decode.leftovers(), 10, "quarantine released by the drained ack")
-    again = router.post("/v1/completions", {**SHORT, **to_stopped})
-    assert again.json()["choices"] == expected[0]["choices"]
-    eventually_now(lambda: not stopped.leftovers(), 5, "the stopped prefill's own blocks free")
+    eventually_now(lambda: not fleet.decode.leftovers(), 10, "quarantine released by the drained ack")
+    eventually_now(lambda: not fleet.prefill.leftovers(), 5, "the stopped prefill's own blocks free")
+    assert choices(fleet.router, {**SHORT, **to_stopped}) == expected
 
 
-def test_a_stopped_prefill_that_dies_gives_its_memory_back(
-    cluster: Cluster, client: ThreadPoolExecutor
-) -> None:
-    stopped, decode, _ = cluster.pair()
-    router = cluster.router("--request-timeout-s", "3").wait_ready()
-    assert router.post("/v1/completions", SHORT).status_code == 200
-    (rank,) = stopped.ranks()
+def test_a_stopped_prefill_that_dies_gives_its_memory_back(fleet: Fleet) -> None:
+    pinned = fleet.cluster.bootstrap(fleet.prefill)
+    choices(fleet.router, {**SHORT, **pinned})
+    rank = rank_of(fleet.prefill)
     rank.suspend()
-    assert router.post("/v1/completions", SHORT).status_code == 504
-    assert decode.gauge("pdcore_engine_kv_blocks_quarantined") > 0
+    assert fleet.hasty.post("/v1/completions", {**SHORT, **pinned}).status_code == 504
+    assert fleet.decode.gauge("pdcore_engine_kv_blocks_quarantined") > 0
     rank.kill()
-    eventually_now(lambda: not decode.leftovers(), SOON_S, "quarantine released by the fence")
+    eventually_now(lambda: not fleet.decode.leftovers(), SOON_S, "quarantine released by the fence")
+    assert fleet.prefill.wait(10) == 70, "a rank's death ends its instance"
+    eventually_now(lambda: not fleet.cluster.instance_keys(fleet.prefill.instance_id), SOON_S, "withdrawn")

@@ -8,7 +8,7 @@ import json
 import httpx
 import pytest
 
-from tests.cluster.conftest import Pair
+from tests.cluster.conftest import Fleet
 from tests.support.eventually import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -43,26 +43,26 @@ async def streamed(client: httpx.AsyncClient, url: str, number: int) -> str:
     return "".join(text)
 
 
-async def test_sixty_four_streams_are_all_right_and_leave_nothing(pair: Pair) -> None:
+async def test_sixty_four_streams_are_all_right_and_leave_nothing(fleet: Fleet) -> None:
     limits = httpx.Limits(max_connections=STREAMS)
     async with httpx.AsyncClient(timeout=60, limits=limits, trust_env=False) as client:
-        texts = await asyncio.gather(*(streamed(client, pair.router.url, n) for n in range(STREAMS)))
+        texts = await asyncio.gather(*(streamed(client, fleet.router.url, n) for n in range(STREAMS)))
         for number in range(0, STREAMS, 4):
-            alone = await client.post(f"{pair.router.url}/v1/completions", json=body(number, stream=False))
+            alone = await client.post(f"{fleet.router.url}/v1/completions", json=body(number, stream=False))
             assert alone.json()["choices"][0]["text"] == texts[number]
-    await eventually(lambda: not pair.leftovers(), 2, "blocks, slots, rooms and in-flight all zero")
+    await eventually(lambda: not fleet.leftovers(), 2, "blocks, slots, rooms and in-flight all zero")
 
 
-async def test_clients_that_leave_at_any_moment_leave_nothing(pair: Pair) -> None:
+async def test_clients_that_leave_at_any_moment_leave_nothing(fleet: Fleet) -> None:
     async def leave(client: httpx.AsyncClient, number: int) -> None:
         try:
             async with asyncio.timeout(0.01 * number):
-                await streamed(client, pair.router.url, number)
+                await streamed(client, fleet.router.url, number)
         except TimeoutError:
             pass
 
     limits = httpx.Limits(max_connections=STREAMS)
     async with httpx.AsyncClient(timeout=60, limits=limits, trust_env=False) as client:
         await asyncio.gather(*(leave(client, n) for n in range(STREAMS)))
-    await eventually(lambda: not pair.leftovers(), 5, "blocks, slots, rooms and in-flight all zero")
-    assert pair.router.post("/v1/completions", body(1, stream=False)).status_code == 200
+    await eventually(lambda: not fleet.leftovers(), 5, "blocks, slots, rooms and in-flight all zero")
+    assert fleet.router.post("/v1/completions", body(1, stream=False)).status_code == 200
