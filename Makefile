@@ -29,7 +29,7 @@ check: setup shape ## format, lint, types, sizes
 	@$(BIN)/mypy
 
 shape: setup
-	@$(BIN)/python scripts/shape.py
+	@$(BIN)/python -m scripts.shape
 
 test: setup system ## everything that needs no accelerator and no hours (ARGS=... for pytest)
 	@$(BIN)/pdcore demo-model
