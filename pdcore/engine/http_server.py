@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -20,13 +21,12 @@ from pdcore.registry.beside import running_beside
 BACKLOG: Final = 1024
 CLOSING_S: Final = 2
 UNREAD_ANSWER_MS: Final = 60_000
-WILDCARDS: Final = ("0.0.0.0", "::", "")
 
 
 def listen(host: str, port: int, setting: str) -> socket.socket:
     """A listening TCP socket on ``host:port`` (0 picks a port), or ConfigError naming ``setting`` and its variable."""
     named = f"--{setting.replace('_', '-')} / PDCORE_{setting.upper()}"
-    if host in WILDCARDS:
+    if is_wildcard(host):
         raise ConfigError(f"--host / PDCORE_HOST: {host!r} cannot be advertised; name one address")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -45,6 +45,14 @@ def listen(host: str, port: int, setting: str) -> socket.socket:
         raise ConfigError(f"{named}: port {port} on {host} {reason}") from None
     listener.setblocking(False)
     return listener
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether ``host`` means every address of the machine, which nobody can connect to."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_unspecified
+    except ValueError:
+        return not host
 
 
 def port_of(listener: socket.socket) -> int:

@@ -192,8 +192,10 @@ class Leader:
         self._state.context_length = record.compat.context_length
         self._state.kv_tokens = record.kv_tokens
         self._state.dp_size = record.dp_size
-        self._state.enter("serving", "")
+        self._state.enter("serving", "its record is on its way to the store")
         self._put("serving")
+        await self._wait_registered()
+        self._state.announced = True
         log.info("leader_serving", models=",".join(record.models), kv_tokens=record.kv_tokens)
 
     async def _wait_registered(self) -> None:

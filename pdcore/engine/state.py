@@ -24,7 +24,10 @@ _HEALTH: Final[dict[Phase, str]] = {
 
 @dataclass(slots=True, kw_only=True)
 class LeaderState:
-    """``why`` says what a leader that does not serve is waiting for. ``record`` is what it registered, once it has."""
+    """``why`` says what a leader that does not serve is waiting for. ``record`` is what it last wanted registered.
+
+    ``announced``: the keyspace holds a record that says it serves.
+    """
 
     role: Role
     instance_id: str
@@ -36,6 +39,7 @@ class LeaderState:
     kv_tokens: int = 0
     dp_size: int = 1
     record: InstanceRecord | None = None
+    announced: bool = False
     in_flight: int = 0
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -67,7 +71,7 @@ class LeaderState:
         return 503 if self.phase == "failed" else 200, {"status": _HEALTH[self.phase], **identity}
 
     def readiness(self) -> tuple[int, dict[str, object]]:
-        """Status and body of ``/ready``: 200 only while requests are taken."""
-        if self.phase == "serving":
+        """Status and body of ``/ready``: 200 only while requests are taken and everybody can know it."""
+        if self.phase == "serving" and self.announced:
             return 200, {"ready": True}
         return 503, {"ready": False, "reason": f"{self.phase}: {self.why}"}

@@ -89,6 +89,7 @@ async def leader_app(
     state = LeaderState(role=role, instance_id=f"{role}-0", incarnation="inc", models=("tiny",))
     state.context_length, state.kv_tokens = 256, 4096
     state.enter("serving", "")
+    state.announced = True
     peers = OnePeer()
     listener = listen("127.0.0.1", 0, "port")
     port = port_of(listener)
