@@ -148,7 +148,9 @@ async def test_it_starts_before_the_store_says_so_and_heals(tmp_path: Path, etcd
 
 async def test_sigterm_lets_streams_finish_and_leaves_the_keyspace(tmp_path: Path, etcd: EtcdServer) -> None:
     async with serving(tmp_path, etcd, STREAM) as (process, _, d):
-        async with httpx.AsyncClient(base_url=process.url, trust_env=False, timeout=10, verify=False) as client:
+        async with httpx.AsyncClient(
+            base_url=process.url, trust_env=False, timeout=10, verify=False
+        ) as client:
             body = {"prompt": "hi", "stream": True}
             streams = [asyncio.ensure_future(client.post("/v1/completions", json=body)) for _ in range(4)]
             await eventually(lambda: d.open_now == 4, 5)
@@ -165,7 +167,9 @@ async def test_sigterm_lets_streams_finish_and_leaves_the_keyspace(tmp_path: Pat
 async def test_the_drain_has_an_end_and_a_second_signal_none(tmp_path: Path, etcd: EtcdServer) -> None:
     body = {"prompt": "hi", "stream": True}
     async with serving(tmp_path, etcd, STREAM, "--drain-timeout-s", "0.3") as (process, _, d):
-        async with httpx.AsyncClient(base_url=process.url, trust_env=False, timeout=10, verify=False) as client:
+        async with httpx.AsyncClient(
+            base_url=process.url, trust_env=False, timeout=10, verify=False
+        ) as client:
             cut = asyncio.ensure_future(client.post("/v1/completions", json=body))
             await eventually(lambda: d.open_now == 1, 5)
             process.signal(signal.SIGTERM)
@@ -176,7 +180,9 @@ async def test_the_drain_has_an_end_and_a_second_signal_none(tmp_path: Path, etc
         assert await asyncio.to_thread(process.wait, 5) == 0, process.output()
         with Process(tmp_path, etcd.url) as other:
             await other.wait_status("/ready", 200)
-            async with httpx.AsyncClient(base_url=other.url, trust_env=False, timeout=10, verify=False) as client:
+            async with httpx.AsyncClient(
+                base_url=other.url, trust_env=False, timeout=10, verify=False
+            ) as client:
                 stuck = asyncio.ensure_future(client.post("/v1/completions", json=body))
                 await eventually(lambda: d.open_now == 1, 5)
                 other.signal(signal.SIGTERM)
