@@ -4,9 +4,9 @@ A setting added to a table shows up in ``--help``, the environment and the file 
 """
 
 from pdcore.config.cache import cache_directory, demo_model_directory
-from pdcore.config.process import COMMON, LISTEN, CommonConfig, ListenConfig
 from pdcore.config.engine import ENGINE, EngineConfig
 from pdcore.config.loading import CONFIG_FILE, SECTIONS, load, options
+from pdcore.config.process import COMMON, LISTEN, CommonConfig, ListenConfig
 from pdcore.config.router import ROUTER, RouterConfig
 from pdcore.config.setting import Setting
 from pdcore.config.up import UP, UpConfig

@@ -26,7 +26,6 @@ from pdcore.config import EngineConfig
 from pdcore.engine.app import create_app, identity_app
 from pdcore.engine.dispatch import Dispatch
 from pdcore.engine.generation import Engine
-from pdcore.engine.http_server import serving
 from pdcore.engine.messages import Ready
 from pdcore.engine.metrics import Metrics
 from pdcore.engine.peers import Peers
@@ -36,6 +35,7 @@ from pdcore.engine.records import instance_record, rank_records
 from pdcore.engine.startup import Startup, starting
 from pdcore.engine.state import LeaderState
 from pdcore.errors import ConfigError, ErrorCode, Superseded
+from pdcore.http_server import answering
 from pdcore.registry.connect import open_store
 from pdcore.registry.follower import Follower
 from pdcore.registry.registrar_messages import RegistrarSpec
@@ -124,9 +124,9 @@ class Leader:
             self._dispatch = stack.enter_context(
                 Dispatch(self._address, [RankPosition(0, 0, 0)], max_held=config.max_queue)
             )
-            await stack.enter_async_context(serving(create_app(self._engine()), startup.listener))
+            await stack.enter_async_context(answering(create_app(self._engine()), startup.listener))
             if startup.bootstrap is not None:
-                await stack.enter_async_context(serving(identity_app(self._state), startup.bootstrap))
+                await stack.enter_async_context(answering(identity_app(self._state), startup.bootstrap))
             self._open = stack.pop_all()
         log.info("leader_listening", url=startup.identity.url, bootstrap_port=startup.identity.bootstrap_port)
         return self

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final
 
-from pdcore.registry.beside import running_beside
+from pdcore.beside import running_beside
 
 OnSignal = Callable[[signal.Signals, int], None]
 

@@ -13,12 +13,12 @@ from typing import Final, cast
 
 from pdcore.config import EngineConfig
 from pdcore.config.setting import name
-from pdcore.engine.http_server import listen, port_of, url_host
 from pdcore.engine.model.config import ModelConfig
 from pdcore.engine.model.text import TextCodec
 from pdcore.engine.rank_spec import RankSpec
 from pdcore.engine.records import Identity
 from pdcore.errors import ConfigError
+from pdcore.http_server import listen, port_of, url_of
 from pdcore.registry import machine
 from pdcore.topology.records import Role
 
@@ -83,7 +83,7 @@ def starting(config: EngineConfig) -> Iterator[Startup]:
             bootstrap = stack.enter_context(listen(config.host, config.bootstrap_port, "bootstrap_port"))
         yield Startup(
             config=config,
-            identity=_identity(config, role, port_of(listener), bootstrap),
+            identity=_identity(config, role, listener, bootstrap),
             model=model,
             texts=texts,
             listener=listener,
@@ -103,8 +103,10 @@ def _model(config: EngineConfig) -> tuple[ModelConfig, TextCodec]:
     return model, TextCodec.from_directory(config.model)
 
 
-def _identity(config: EngineConfig, role: Role, port: int, bootstrap: socket.socket | None) -> Identity:
-    instance_id = config.instance_id or f"{role}-{config.host}-{port}"
+def _identity(
+    config: EngineConfig, role: Role, listener: socket.socket, bootstrap: socket.socket | None
+) -> Identity:
+    instance_id = config.instance_id or f"{role}-{config.host}-{port_of(listener)}"
     try:
         name(instance_id)
     except ValueError as wrong:
@@ -115,7 +117,7 @@ def _identity(config: EngineConfig, role: Role, port: int, bootstrap: socket.soc
         incarnation=secrets.token_hex(8),
         models=(config.model_name or _directory_name(config.model),),
         host=config.host,
-        url=f"http://{url_host(config.host)}:{port}",
+        url=url_of(config.host, listener),
         bootstrap_port=None if bootstrap is None else port_of(bootstrap),
         block_size=config.block_size,
         machine=machine.machine(),

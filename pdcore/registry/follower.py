@@ -21,9 +21,9 @@ from random import Random
 from types import TracebackType
 from typing import Final, Self
 
+from pdcore.beside import running_beside
 from pdcore.clock import Clock, SystemClock
 from pdcore.errors import Compacted, StoreError, StoreUnavailable
-from pdcore.registry.beside import running_beside
 from pdcore.registry.store import Absent, Alive, Put, Revision, Snapshot, Store, Stored, WatchMessage
 from pdcore.telemetry import logger
 from pdcore.topology.events import Event, diff

@@ -12,8 +12,8 @@ import uvloop
 from pdcore import telemetry
 from pdcore.config import ROUTER, RouterConfig, load, options
 from pdcore.errors import ConfigError
+from pdcore.http_server import listen
 from pdcore.router.process import router_id_of, run
-from pdcore.router.server import listen
 
 MISCONFIGURED: Final = 2
 
@@ -24,7 +24,7 @@ def main(**flags: str | None) -> None:
     """Route requests to the prefill and decode instances of a cluster. Starts before anything else is there."""
     try:
         config = load(RouterConfig, ROUTER, flags, section="router")
-        with listen(config.host, config.port) as listener:
+        with listen(config.host, config.port, "port") as listener:
             router_id = router_id_of(config, listener)
             log_format = cast(telemetry.LogFormat, config.log_format)
             telemetry.configure(log_format, config.log_level, role="router", instance_id=router_id)

@@ -17,13 +17,13 @@ from typing import Final
 from pdcore import __version__, telemetry
 from pdcore.clock import SystemClock
 from pdcore.config import RouterConfig
+from pdcore.http_server import answering, port_of, url_of
 from pdcore.registry.connect import open_store
 from pdcore.registry.follower import Follower
 from pdcore.registry.router_registration import RouterRegistration
 from pdcore.router.app import build_app
 from pdcore.router.assembly import assemble, watching_the_fleet
 from pdcore.router.lifecycle import Lifecycle
-from pdcore.router.server import answering, url_of
 from pdcore.router.upstream import HttpxUpstream
 from pdcore.topology.keys import Keyspace
 from pdcore.topology.records import RouterRecord
@@ -98,5 +98,4 @@ def _signalled() -> Iterator[asyncio.Event]:
 
 def router_id_of(config: RouterConfig, listener: socket.socket) -> str:
     """The configured id, or one made of the address."""
-    port: int = listener.getsockname()[1]
-    return config.router_id or f"router-{config.host}-{port}"
+    return config.router_id or f"router-{config.host}-{port_of(listener)}"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from pdcore.config import ENGINE, EngineConfig, load
-from pdcore.engine.http_server import listen, port_of, url_host
 from pdcore.engine.startup import starting
 from pdcore.errors import ConfigError
+from pdcore.http_server import listen, port_of
 from tests.support.tiny_models import write_tiny_llama
 
 pytestmark = pytest.mark.integration
@@ -96,7 +96,3 @@ def test_a_rank_is_told_all_it_needs(model: Path) -> None:
         startup.identity.incarnation,
     )
     assert Path(spec.model).is_absolute()
-
-
-def test_an_ipv6_host_is_bracketed_in_urls() -> None:
-    assert (url_host("::1"), url_host("10.0.0.1")) == ("[::1]", "10.0.0.1")

@@ -17,8 +17,8 @@ from typing import Protocol
 
 import pytest
 
+from pdcore.beside import running_beside
 from pdcore.errors import Compacted, LeaseGone, StoreRefused
-from pdcore.registry.beside import running_beside
 from pdcore.registry.etcd.driver import EtcdStore
 from pdcore.registry.etcd.watch import Patience
 from pdcore.registry.memory import MemoryStore

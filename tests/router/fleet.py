@@ -12,13 +12,13 @@ import httpx
 
 from pdcore.clock import SystemClock
 from pdcore.config import RouterConfig
+from pdcore.http_server import answering, listen, url_of
 from pdcore.registry.follower import Follower
 from pdcore.registry.memory import MemoryStore
 from pdcore.registry.store import Delete, LeaseId, Put
 from pdcore.router.app import build_app
 from pdcore.router.assembly import assemble, watching_the_fleet
 from pdcore.router.lifecycle import Lifecycle
-from pdcore.router.server import answering, listen, url_of
 from pdcore.router.serving import Serving
 from pdcore.router.upstream import HttpxUpstream
 from pdcore.topology import codec, keys
@@ -192,7 +192,7 @@ async def running_fleet(*, store: MemoryStore | None = None, **changes: Any) -> 
     """A router over an empty keyspace."""
     settings, clock = config(**changes), SystemClock()
     lifecycle = Lifecycle(max_in_flight=settings.max_in_flight)
-    listener = listen("127.0.0.1", 0)
+    listener = listen("127.0.0.1", 0, "port")
     store = store or MemoryStore()
     lease = await store.grant(60)
     upstream = HttpxUpstream(

@@ -18,6 +18,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
+from pdcore.beside import running_beside
 from pdcore.engine.messages import (
     Abort,
     HandedOff,
@@ -31,7 +32,6 @@ from pdcore.engine.messages import (
     ToRank,
 )
 from pdcore.engine.rank_spec import RankSpec
-from pdcore.registry.beside import running_beside
 from tests.support.eventually import eventually
 
 Behaviour = Callable[[ToRank], Iterable[ToLeader]]

@@ -14,12 +14,12 @@ from pdcore.clock import SystemClock
 from pdcore.engine.app import create_app
 from pdcore.engine.dispatch import Dispatch
 from pdcore.engine.generation import Engine
-from pdcore.engine.http_server import listen, port_of, serving
 from pdcore.engine.legs import Leg
 from pdcore.engine.messages import PrefillPeer
 from pdcore.engine.metrics import Metrics
 from pdcore.engine.state import LeaderState
 from pdcore.errors import ApiError
+from pdcore.http_server import answering, listen, port_of
 from pdcore.topology.keys import RankPosition
 from pdcore.topology.records import Role
 from tests.support.fake_rank import READY, Behaviour, FakeRank, silent
@@ -108,7 +108,7 @@ async def leader_app(
         )
         async with (
             FakeRank(address, behaviour) as rank,
-            serving(create_app(engine), listener),
+            answering(create_app(engine), listener),
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client,
         ):
             await rank.say(READY)

@@ -15,8 +15,8 @@ from typing import Any, Final, Protocol
 
 import grpc
 
+from pdcore.beside import running_beside
 from pdcore.errors import Compacted, StoreError, StoreUnavailable
-from pdcore.registry.beside import running_beside
 from pdcore.registry.etcd import wire_pb2 as wire
 from pdcore.registry.etcd.endpoints import WATCH, Endpoints, open_stream
 from pdcore.registry.etcd.faults import translate

@@ -1,6 +1,6 @@
-"""Sockets and servers of a leader: what listens, under which flag, and how it ends.
+"""Sockets and HTTP servers of a process: what listens, under which flag, and how it ends.
 
-Signals belong to the leader, so the servers here leave them alone.
+Signals belong to the process's main, so the servers here leave them alone.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any, Final
+from ipaddress import ip_address
+from typing import Final
 
 import uvicorn
+from starlette.types import ASGIApp
 
+from pdcore.beside import running_beside
 from pdcore.errors import ConfigError
-from pdcore.registry.beside import running_beside
 
-BACKLOG: Final = 1024
+BACKLOG: Final = 4096
+KEEPALIVE_S: Final = 75
 CLOSING_S: Final = 2
 UNREAD_ANSWER_MS: Final = 60_000
 
@@ -32,6 +35,8 @@ def listen(host: str, port: int, setting: str) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as wrong:
         raise ConfigError(f"--host / PDCORE_HOST: {host!r} is no address: {wrong.strerror}") from None
+    if not host or ip_address(str(address[0]).partition("%")[0]).is_unspecified:
+        raise ConfigError(f"--host / PDCORE_HOST: {host!r} cannot be advertised; name one address")
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     _end_unread_connections(listener)
@@ -61,13 +66,13 @@ def port_of(listener: socket.socket) -> int:
     return port
 
 
-def url_host(host: str) -> str:
-    """``host`` as it stands in a URL."""
-    return f"[{host}]" if ":" in host else host
+def url_of(host: str, listener: socket.socket) -> str:
+    """Where ``listener`` answers, by the name it was given."""
+    return f"http://[{host}]:{port_of(listener)}" if ":" in host else f"http://{host}:{port_of(listener)}"
 
 
 @asynccontextmanager
-async def serving(app: Any, listener: socket.socket) -> AsyncIterator[None]:
+async def answering(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
     """Answer HTTP on ``listener`` with the ASGI ``app`` inside the block; leaving cuts what is still open soon."""
     config = uvicorn.Config(
         app,
@@ -79,7 +84,8 @@ async def serving(app: Any, listener: socket.socket) -> AsyncIterator[None]:
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_keep_alive=75,
+        proxy_headers=False,
+        timeout_keep_alive=KEEPALIVE_S,
         timeout_graceful_shutdown=CLOSING_S,
     )
     server = _Server(config)
