@@ -351,6 +351,8 @@ class ReceivingSession:
                     self._pending.append(effect)
 
     def _tell(self, tell: Tell) -> None:
+        if tell.seq not in self._ledger:
+            return  # a later message of the same poll has already concluded it
         entry = self._ledger[tell.seq]
         peer = self._peers[_peer_key(entry)]
         peer.outbox.put((tell.what, tell.seq), wire.encode(self._message(tell, entry, peer)))

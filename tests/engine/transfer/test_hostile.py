@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from pdcore.engine.transfer import wire
-from pdcore.engine.transfer.receiving import Arrived
+from pdcore.engine.transfer.receiving import Arrived, Drained, HandoffFailed
 from pdcore.engine.transfer.sending import Endpoint, Sent
 from tests.engine.transfer import ranks
 from tests.engine.transfer.ranks import Context, Decode, Prefill, got, has, run
@@ -169,3 +169,29 @@ def test_decode_survives_a_prefill_that_talks_nonsense(context: Context, runtime
         run(lambda: session.statistics().malformed == 4, decode)
         assert decode.events == []
         assert session.statistics().rooms == 1
+
+
+def test_a_failure_and_its_last_word_heard_in_one_poll_end_the_hand_off(
+    context: Context, runtime_dir: Path
+) -> None:
+    with (
+        ranks.sending(context, runtime_dir) as real,
+        context.socket(zmq.ROUTER) as peer,
+        ranks.receiving(context) as session,
+    ):
+        peer.setsockopt(zmq.LINGER, 0)
+        port = peer.bind_to_random_port("tcp://127.0.0.1")
+        decode = Decode(session)
+        seq = decode.open(3, ranks.peer_at(Endpoint("127.0.0.1", port, real.endpoint.transfer)), (1, 2))
+        decode.turn()
+        route, hello = peer.recv_multipart()
+        token = wire.read_to_prefill(hello).token
+        for message in (
+            wire.Welcome(token=token),
+            wire.Failed(token=token, seq=seq, code="cancelled", message="gone", drained=False),
+            wire.Drained(token=token, seq=seq),
+        ):
+            peer.send_multipart([route, wire.encode(message)])
+        run(lambda: has(decode, Drained), decode)
+        assert [event.code for event in got(decode, HandoffFailed)] == ["cancelled"]
+        assert session.statistics().slots_used == 0
