@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from bench import serving, transfer_bandwidth
 from bench.progress import step
 
@@ -22,4 +20,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
 from pdcore import config
-from tests.support.cluster import Cluster, Served
+from tests.cluster.conftest import Fleet
+from tests.support.cluster import Cluster, Engine, Served
 from tests.support.golden import Golden
-from tests.support.tiny_models import write_tiny_llama, write_tiny_qwen3
+from tests.support.tiny_models import write_tiny_qwen3
 
 PROMPTS = 20
 MOST = 32
+FEW = 24
 
 
 def prompts() -> list[str]:
@@ -31,39 +34,56 @@ def complete(server: Served, prompt: str, most: int = MOST, **more: object) -> s
     return str(answer.json()["choices"][0]["text"])
 
 
+def complete_all(server: Served) -> list[str]:
+    """Every prompt at once, so that batches of any shape are compared."""
+    with ThreadPoolExecutor(PROMPTS) as pool:
+        return list(pool.map(partial(complete, server), prompts()))
+
+
+def check_exactness(model: Path, router: Served, unified: Served, decode: Engine) -> None:
+    before = decode.gauge("pdcore_engine_handoffs_ok_total")
+    disaggregated = complete_all(router)
+    assert decode.gauge("pdcore_engine_handoffs_ok_total") == before + PROMPTS
+    assert disaggregated == complete_all(unified)
+    golden = Golden(model)
+    for prompt, text in zip(prompts(), disaggregated, strict=True):
+        golden.check_text(golden.text_ids(prompt), text, MOST)
+
+
+@pytest.fixture(scope="module")
+def unified(whole_fleet: Fleet) -> Engine:
+    """One instance that does both phases, beside the fleet's pairs."""
+    engine = whole_fleet.cluster.engine("unified", "--max-prefill-tokens", "64")
+    return engine.wait_ready()
+
+
 @pytest.mark.integration
 @pytest.mark.slow
-@pytest.mark.parametrize("write", [write_tiny_llama, write_tiny_qwen3], ids=["llama", "qwen3"])
-def test_twenty_prompts_on_a_tiny_model(tmp_path: Path, write: Callable[[Path], Path]) -> None:
-    model = write(tmp_path / "model")
-    golden = Golden(model)
+def test_twenty_prompts_on_a_tiny_llama(fleet: Fleet, unified: Engine, tiny_model: Path) -> None:
+    check_exactness(tiny_model, fleet.router, unified, fleet.decode)
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_a_seed_gives_the_same_sample_through_a_pair_and_alone(fleet: Fleet, unified: Engine) -> None:
+    sampling = {"temperature": 0.9, "top_p": 0.95, "top_k": 40}
+    texts = set()
+    for seed in range(5):
+        text = complete(fleet.router, "sample me", MOST, seed=seed, **sampling)
+        assert text == complete(unified, "sample me", MOST, seed=seed, **sampling)
+        texts.add(text)
+    assert len(texts) == 5
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_twenty_prompts_on_a_tiny_qwen3(tmp_path: Path) -> None:
+    model = write_tiny_qwen3(tmp_path / "model")
     with Cluster(tmp_path, model) as cluster:
         cluster.etcd.start()
         unified = cluster.engine("unified")
         _, decode, router = cluster.pair("--max-prefill-tokens", "64")
-        unified.wait_ready()
-        for prompt in prompts():
-            disaggregated = complete(router, prompt)
-            assert disaggregated == complete(unified, prompt)
-            golden.check_text(golden.text_ids(prompt), disaggregated, MOST)
-        assert decode.gauge("pdcore_engine_handoffs_ok_total") == PROMPTS
-
-
-@pytest.mark.integration
-@pytest.mark.slow
-def test_a_seed_gives_the_same_sample_through_a_pair_and_alone(tmp_path: Path, tiny_model: Path) -> None:
-    with Cluster(tmp_path, tiny_model) as cluster:
-        cluster.etcd.start()
-        unified = cluster.engine("unified")
-        router = cluster.pair()[2]
-        unified.wait_ready()
-        sampling = {"temperature": 0.9, "top_p": 0.95, "top_k": 40}
-        texts = set()
-        for seed in range(5):
-            text = complete(router, "sample me", MOST, seed=seed, **sampling)
-            assert text == complete(unified, "sample me", MOST, seed=seed, **sampling)
-            texts.add(text)
-        assert len(texts) == 5
+        check_exactness(model, router, unified.wait_ready(), decode)
 
 
 @pytest.mark.integration
@@ -80,11 +100,11 @@ def test_three_prompts_on_the_demo_model(tmp_path: Path) -> None:
         unified.wait_ready()
         for question in ("What is the capital of France?", "Name three fruits.", "Why is the sky blue?"):
             messages = [{"role": "user", "content": question}]
-            body = {"model": "tiny", "messages": messages, "max_tokens": 48, "temperature": 0}
+            body = {"model": "tiny", "messages": messages, "max_tokens": FEW, "temperature": 0}
             answers = [
                 httpx.post(f"{s.url}/v1/chat/completions", json=body, timeout=120, trust_env=False).json()
                 for s in (router, unified)
             ]
             texts = [str(answer["choices"][0]["message"]["content"]) for answer in answers]
             assert texts[0] == texts[1]
-            golden.check_text(golden.prompt_ids(messages), texts[0], 48)
+            golden.check_text(golden.prompt_ids(messages), texts[0], FEW)

@@ -166,13 +166,14 @@ async def _only_departure(store: EtcdStore) -> bool:
     return await keys(store) == {DEPARTURE}
 
 
-async def test_twenty_restarts_at_one_address_are_each_registered_at_once(
-    store: EtcdStore, shared_etcd: EtcdServer
+@pytest.mark.parametrize("times", [6, pytest.param(20, marks=pytest.mark.cluster)])
+async def test_restarts_at_one_address_are_each_registered_at_once(
+    store: EtcdStore, shared_etcd: EtcdServer, times: int
 ) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     with contextlib.ExitStack() as ended_last:
         following = ended_last.enter_context(parent(spec(shared_etcd.url, "run-0"), url=url))
-        for number in range(20):
+        for number in range(times):
             running = following
             following = ended_last.enter_context(parent(spec(shared_etcd.url, f"run-{number + 1}"), url=url))
             assert running.wait_registered()["took_s"] < 1.0

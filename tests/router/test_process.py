@@ -114,7 +114,10 @@ def test_a_taken_port_is_one_line_and_exit_2() -> None:
         port = taken.getsockname()[1]
         ended = CliRunner().invoke(main, ("--port", str(port)))
     assert ended.exit_code == 2
-    assert ended.stderr == f"pdcore router: --port / PDCORE_PORT: 127.0.0.1:{port} is taken\n"
+    assert (
+        ended.stderr
+        == f"pdcore router: --port / PDCORE_PORT: port {port} on 127.0.0.1 is taken by another process\n"
+    )
 
 
 def test_a_store_that_cannot_be_one_is_exit_2(tmp_path: Path) -> None:

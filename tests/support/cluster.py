@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 import httpx
 import psutil
@@ -22,13 +22,16 @@ from tests.support.processes import ChildProcess, free_port
 
 ServedT = TypeVar("ServedT", bound="Served")
 START_S: Final = 60.0
+_client: Final = httpx.Client(trust_env=False, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
 _SAMPLE: Final = re.compile(
     r"^(?P<name>[a-z_]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>[0-9.e+-]+)$", re.MULTILINE
 )
 
 
 class Served(ChildProcess):
-    """A process with an HTTP address."""
+    """A process with an HTTP address. ``at_rest_zero`` names the gauges that are 0 when nothing runs."""
+
+    at_rest_zero: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, arguments: list[str], log: Path, port: int) -> None:
         super().__init__(arguments, log, environ={"PDCORE_TORCH_THREADS": "1"})
@@ -38,7 +41,7 @@ class Served(ChildProcess):
     def get(self, path: str) -> httpx.Response | None:
         """The answer, or None while nobody listens."""
         try:
-            return httpx.get(self.url + path, timeout=5, trust_env=False)
+            return _client.get(self.url + path, timeout=5)
         except httpx.TransportError:
             return None
 
@@ -57,18 +60,34 @@ class Served(ChildProcess):
 
     def gauge(self, name: str, **labels: str) -> float:
         """The sum of ``name``'s samples that carry ``labels`` in ``/metrics``; 0 when there is none."""
-        answer = self.get("/metrics")
-        assert answer is not None, f"{self.url} does not answer"
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         return sum(
             float(sample["value"])
-            for sample in _SAMPLE.finditer(answer.text)
+            for sample in _SAMPLE.finditer(self._metrics())
             if sample["name"] == name and all(w in (sample["labels"] or "") for w in wanted)
         )
+
+    def leftovers(self) -> dict[str, float]:
+        """Every gauge that must be zero when nothing runs, and is not."""
+        samples = [s for s in _SAMPLE.finditer(self._metrics()) if s["name"] in self.at_rest_zero]
+        return {s["name"]: float(s["value"]) for s in samples if float(s["value"])}
+
+    def _metrics(self) -> str:
+        answer = self.get("/metrics")
+        assert answer is not None, f"{self.url} does not answer"
+        return answer.text
 
 
 class Engine(Served):
     """One instance."""
+
+    at_rest_zero = frozenset(
+        f"pdcore_engine_{name}"
+        for name in (
+            *("kv_blocks_used", "kv_blocks_quarantined", "slots_used", "rooms"),
+            *("running", "queued", "transferring", "http_in_flight"),
+        )
+    )
 
     def __init__(self, arguments: list[str], log: Path, port: int, instance_id: str) -> None:
         super().__init__(arguments, log, port)
@@ -89,32 +108,14 @@ class Engine(Served):
         except psutil.NoSuchProcess:
             return []
 
-    def leftovers(self) -> dict[str, float]:
-        """Every gauge that must be zero when nothing runs, and is not."""
-        names = (
-            "pdcore_engine_kv_blocks_used",
-            "pdcore_engine_kv_blocks_quarantined",
-            "pdcore_engine_slots_used",
-            "pdcore_engine_rooms",
-            "pdcore_engine_running",
-            "pdcore_engine_queued",
-            "pdcore_engine_transferring",
-            "pdcore_engine_http_in_flight",
-        )
-        values = {name: self.gauge(name) for name in names}
-        return {name: value for name, value in values.items() if value}
-
 
 class Router(Served):
     """One router."""
 
-    def post(self, path: str, body: Mapping[str, object], timeout_s: float = 60) -> httpx.Response:
-        return httpx.post(self.url + path, json=dict(body), timeout=timeout_s, trust_env=False)
+    at_rest_zero = frozenset({"pdcore_router_in_flight"})
 
-    def leftovers(self) -> dict[str, float]:
-        """Every gauge that must be zero when nothing runs, and is not."""
-        value = self.gauge("pdcore_router_in_flight")
-        return {"pdcore_router_in_flight": value} if value else {}
+    def post(self, path: str, body: Mapping[str, object], timeout_s: float = 60) -> httpx.Response:
+        return _client.post(self.url + path, json=dict(body), timeout=timeout_s)
 
 
 def _decoded(value: str) -> dict[str, Any]:

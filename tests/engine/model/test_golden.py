@@ -164,14 +164,10 @@ def test_templates_render_alike(tiny_model: TinyModel, tmp_path: Path, template:
 
 
 @pytest.mark.model
-def test_three_prompts_on_the_demo_model() -> None:
+def test_the_demo_models_text_agrees() -> None:
     directory = demo_model_directory()
     if not is_complete(directory):
         pytest.skip(f"{directory} is not there: pdcore demo-model makes it")
-    codec, reference = TextCodec.from_directory(directory), Reference.of(directory)
-    assert_text_agrees(codec, reference.tokenizer)
-    given = [codec.encode_chat(chat) for chat in CHATS]
-    ours = PagedModel(directory).greedy(given, MOST, chunk=64)
-    for prompt, made in zip(given, ours, strict=True):
-        assert_same_text(made, *reference.greedy(prompt, MOST))
-    assert "Paris" in codec.decode(ours[0])
+    from transformers import AutoTokenizer
+
+    assert_text_agrees(TextCodec.from_directory(directory), AutoTokenizer.from_pretrained(directory))
