@@ -50,6 +50,12 @@ UP: Final = (
         metavar="DIR",
     ),
     Setting(
+        name="torch_threads",
+        help="Threads of one rank's computation; the machine's cores shared among the instances unless given.",
+        parse=integer(1, 1024),
+        metavar="N",
+    ),
+    Setting(
         name="drain_timeout_s",
         help="How long ending lets requests in flight finish.",
         parse=seconds(0, 3600),
@@ -76,4 +82,5 @@ class UpConfig:
     port: int
     etcd_port: int
     data_dir: Path | None
+    torch_threads: int | None
     drain_timeout_s: float

@@ -34,6 +34,7 @@ class ClusterPlan:
     model_name: str | None
     replicas: tuple[tuple[Role, int], ...]
     port: int
+    torch_threads: int
     drain_timeout_s: float
     log_format: str
     log_level: str
@@ -65,6 +66,7 @@ def _engine(plan: ClusterPlan, store: str, role: Role, instance_id: str) -> Memb
         "model": str(plan.model),
         "port": "0",
         "bootstrap-port": "0",
+        "torch-threads": str(plan.torch_threads),
     }
     if plan.model_name is not None:
         flags["model-name"] = plan.model_name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -52,10 +53,17 @@ def plan_of(config: UpConfig) -> ClusterPlan:
         model_name=config.model_name,
         replicas=(("prefill", config.prefill), ("decode", config.decode), ("unified", config.unified)),
         port=config.port,
+        torch_threads=config.torch_threads
+        or threads_each(os.cpu_count() or 1, config.prefill + config.decode + config.unified),
         drain_timeout_s=config.drain_timeout_s,
         log_format=config.log_format,
         log_level=config.log_level,
     )
+
+
+def threads_each(cores: int, instances: int) -> int:
+    """How many of ``cores`` each instance gets: ranks that share a core wait for each other at every operation."""
+    return max(1, cores // instances)
 
 
 async def _until_ended(

@@ -11,6 +11,7 @@ from pdcore.errors import ConfigError
 from pdcore.group.launch import embedded_etcd
 from pdcore.group.launch.log import PrefixedLog
 from pdcore.group.launch.members import ClusterPlan, engines, router
+from pdcore.group.launch.up import threads_each
 from tests.support.processes import free_port
 
 pytestmark = pytest.mark.unit
@@ -22,6 +23,7 @@ PLAN = ClusterPlan(
     model_name=None,
     replicas=(("prefill", 2), ("decode", 1), ("unified", 0)),
     port=8000,
+    torch_threads=1,
     drain_timeout_s=5.0,
     log_format="text",
     log_level="info",
@@ -62,6 +64,12 @@ def test_the_router_listens_where_it_was_told() -> None:
     argv = router(PLAN, STORE).argv
     assert argv[:3] == (sys.executable, "-m", "pdcore.router")
     assert (flag(argv, "port"), flag(argv, "host")) == ("8000", "127.0.0.1")
+
+
+@pytest.mark.parametrize(("cores", "instances", "each"), [(2, 2, 1), (16, 3, 5), (2, 8, 1)])
+def test_instances_share_the_cores(cores: int, instances: int, each: int) -> None:
+    assert threads_each(cores, instances) == each
+    assert flag(engines(PLAN, STORE)[0].argv, "torch-threads") == str(PLAN.torch_threads)
 
 
 def test_every_flag_given_to_a_member_is_one_of_its_settings() -> None:
