@@ -75,7 +75,7 @@ async def timed(call: Callable[[str], Awaitable[None]], number: int) -> float:
 
 def print_handoffs(prefill: Engine, decode: Engine) -> None:
     """From the end of the prompt's computation to the first decode step, by the two ranks' own log lines."""
-    done, stepped = instants(prefill, "prefill_done"), instants(decode, "first_decode_step")
+    done, stepped = instants(prefill, "prefill done"), instants(decode, "first decode step")
     took = [stepped[room] - at for room, at in done.items() if room in stepped][WARM_UP:]
     print(f"handoff prefill done → first decode step, 1k tokens  {quantiles(took)}")
 

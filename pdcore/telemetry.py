@@ -34,7 +34,9 @@ def configure(log_format: LogFormat, level: str, **process_fields: object) -> No
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if log_format == "json"
-        else structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], drop_missing=True)
+        else structlog.processors.LogfmtRenderer(
+            key_order=["timestamp", "level", "event"], drop_missing=True, bool_as_flag=False
+        )
     )
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],

@@ -42,7 +42,7 @@ def select(device: str, index: int = 0) -> Device:
     if device == "npu":
         raise ConfigError(f"--device / PDCORE_DEVICE: npu cannot be used: {why_not}")
     if importlib.util.find_spec("torch_npu") is not None:
-        _log.warning("device.fallback", device="cpu", reason=why_not)
+        _log.warning("device fallback", device="cpu", reason=why_not)
     return Device("cpu", torch.device("cpu"))
 
 

@@ -225,7 +225,7 @@ class Dispatch:
                 [str(rank).encode(), self._encoder.encode(message)], flags=zmq.NOBLOCK
             )
         except (zmq.Again, zmq.ZMQError) as refused:
-            log.debug("dispatch_refused", rank=str(rank), kind=type(message).__name__, reason=str(refused))
+            log.debug("dispatch refused", rank=str(rank), kind=type(message).__name__, reason=str(refused))
             return False
         finally:
             self._loop.call_soon(
@@ -298,4 +298,4 @@ class Dispatch:
     def _note_garbled(self, what: str) -> None:
         self._garbled += 1
         if self._garbled == 1:
-            log.error("dispatch_garbled", what=what)
+            log.error("dispatch garbled", what=what)

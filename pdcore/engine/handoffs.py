@@ -151,7 +151,7 @@ class PrefillHandoffs:
 
     def send(self, handoffs: Sequence[Handoff]) -> None:
         for handoff in handoffs:
-            _log.debug("prefill_done", room=handoff.room, request_id=handoff.request_id)
+            _log.debug("prefill done", room=handoff.room, request_id=handoff.request_id)
             self._session.send(handoff.room, handoff.blocks, handoff.first_token, handoff.kv_len)
 
     def give_up(self, failure: Failure) -> None:

@@ -128,7 +128,7 @@ class Leader:
             if startup.bootstrap is not None:
                 await stack.enter_async_context(answering(identity_app(self._state), startup.bootstrap))
             self._open = stack.pop_all()
-        log.info("leader_listening", url=startup.identity.url, bootstrap_port=startup.identity.bootstrap_port)
+        log.info("leader listening", url=startup.identity.url, bootstrap_port=startup.identity.bootstrap_port)
         return self
 
     async def __aexit__(
@@ -165,7 +165,7 @@ class Leader:
     async def _claim(self) -> None:
         async with beside(self._say_while_waiting("claiming the instance id")):
             await self._registration.claim()
-        log.info("instance_claimed")
+        log.info("instance claimed")
 
     def _start_rank(self) -> None:
         self._state.why = "the ranks are loading the model"
@@ -180,7 +180,7 @@ class Leader:
             os.close(beat_fd)
         self._ranks.append(rank)
         self._registration.watch_process(position, rank.pidfd)
-        log.info("rank_started", rank=str(position), pid=rank.pid)
+        log.info("rank started", rank=str(position), pid=rank.pid)
 
     async def _serve(self) -> None:
         self._ready = dict(await self._dispatch.wait_ready())
@@ -196,7 +196,7 @@ class Leader:
         self._put("serving")
         await self._wait_registered()
         self._state.announced = True
-        log.info("leader_serving", models=",".join(record.models), kv_tokens=record.kv_tokens)
+        log.info("leader serving", models=",".join(record.models), kv_tokens=record.kv_tokens)
 
     async def _wait_registered(self) -> None:
         while True:
@@ -216,7 +216,7 @@ class Leader:
             trouble = self._registration.store_error or self._follower.last_error
             self._state.why = what if trouble is None else f"{what}; the store does not answer: {trouble}"
             say = log.info if trouble is None else log.warning
-            say("leader_waiting", waiting=what, store_error=trouble)
+            say("leader waiting", waiting=what, store_error=trouble)
 
     # what may end it
 
@@ -231,7 +231,7 @@ class Leader:
         self._end(Ending(status=REFUSED if refused else RANK_DIED, why=why, departure="died"))
 
     def _on_signal(self, number: signal.Signals, times: int) -> None:
-        log.info("signal_received", signal=number.name, times=times)
+        log.info("signal received", signal=number.name, times=times)
         if times == 1:
             self._end(TERMINATED)
             return
@@ -250,13 +250,13 @@ class Leader:
             return TERMINATED
         self._state.enter("draining", "the process was told to end")
         self._put("draining")
-        log.info("leader_draining", in_flight=self._state.in_flight)
+        log.info("leader draining", in_flight=self._state.in_flight)
         async with beside(self._report_idle()):
             try:
                 async with asyncio.timeout(self._startup.config.drain_timeout_s):
                     return await self._endings.get()
             except TimeoutError:
-                log.warning("drain_timed_out", in_flight=self._state.in_flight)
+                log.warning("drain timed out", in_flight=self._state.in_flight)
                 return TERMINATED
 
     async def _report_idle(self) -> None:
@@ -265,7 +265,7 @@ class Leader:
 
     async def _go_down(self, ending: Ending) -> None:
         say = log.info if ending.status in (OK, REFUSED) else log.error
-        say("leader_ending", reason=ending.why, status=ending.status)
+        say("leader ending", reason=ending.why, status=ending.status)
         self._state.enter("draining" if ending.status == OK else "failed", ending.why)
         if self._dispatch.fail_all(self._loss_code(ending), ending.why):
             await self._let_answers_leave()
@@ -284,7 +284,7 @@ class Leader:
             async with asyncio.timeout(LAST_WORDS_S):
                 await self._state.wait_idle()
         except TimeoutError:
-            log.warning("answers_cut", in_flight=self._state.in_flight)
+            log.warning("answers cut", in_flight=self._state.in_flight)
 
     async def _reap_ranks(self) -> None:
         try:

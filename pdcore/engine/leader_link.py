@@ -58,7 +58,7 @@ class LeaderLink:
             try:
                 yield self._decoder.decode(frame)
             except msgspec.MsgspecError as wrong:
-                _log.error("message_refused", peer="leader", bytes=len(frame), reason=str(wrong))
+                _log.error("message refused", peer="leader", bytes=len(frame), reason=str(wrong))
 
     def send(self, message: ToLeader) -> None:
         """Queue ``message``; raises :class:`LeaderStalled` rather than wait."""

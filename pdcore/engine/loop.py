@@ -155,7 +155,7 @@ class RankLoop:
     def _trace_first_steps(self, requests: Sequence[Request]) -> None:
         for request in requests:
             if request.generating and len(request.output) == 1:
-                _log.debug("first_decode_step", room=request.start.room, request_id=request.request_id)
+                _log.debug("first decode step", room=request.start.room, request_id=request.request_id)
 
     def _tell(self, messages: Iterable[ToLeader]) -> None:
         for message in messages:
@@ -178,7 +178,7 @@ class RankLoop:
         except BlockingIOError:
             pass
         except BrokenPipeError:
-            _log.warning("registrar_gone", consequence="beats stop until the leader restarts it")
+            _log.warning("registrar gone", consequence="beats stop until the leader restarts it")
             self._beat_fd = None
 
     def _report(self, now: float, *, idle: bool) -> None:

@@ -89,7 +89,7 @@ def serve(spec: RankSpec, context: zmq.Context[zmq.Socket[bytes]], leader: Leade
         runner = ModelRunner(model)
         compat = _compat(spec, config, directory, limits.context_length)
         leader.send(_ready(spec, role, compat, kv_tokens=blocks * spec.block_size, device=str(device)))
-        _log.info("rank_ready", kv_blocks=blocks, kv_bytes=blocks * layout.block_bytes, device=str(device))
+        _log.info("rank ready", kv_blocks=blocks, kv_bytes=blocks * layout.block_bytes, device=str(device))
         RankLoop(
             scheduler=role.scheduler,
             pool=accounting,

@@ -195,7 +195,7 @@ def test_it_waits_for_the_store_saying_so(tmp_path: Path, model: Path) -> None:
             assert (health.status_code, health.json()["status"]) == (200, "starting")
             eventually_now(lambda: "store does not answer" in _ready_text(engine), 15, "/ready to say why")
             assert post(engine, SHORT).headers["x-pdcore-refused"] == "not_ready"
-            assert "leader_waiting" in engine.output()
+            assert "leader waiting" in engine.output()
             etcd.start()
             engine.wait_ready(20)
         finally:
@@ -253,7 +253,7 @@ def test_a_picked_port_is_advertised_and_a_second_signal_ends_it_now(
     client.submit(post, engine, SILENT)
     eventually_now(lambda: engine.gauge("pdcore_engine_http_in_flight") == 1, 5, "a held request")
     engine.signal(signal.SIGTERM)
-    eventually_now(lambda: "leader_draining" in engine.output(), 5, "draining")
+    eventually_now(lambda: "leader draining" in engine.output(), 5, "draining")
     engine.signal(signal.SIGINT)
     assert engine.wait(2) == 128 + signal.SIGINT
     eventually_now(lambda: not alive(processes), 5, "no orphans")
