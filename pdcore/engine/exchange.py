@@ -86,7 +86,7 @@ class Exchange:
         except ApiError as error:
             failure = error
         except Exception as broken:
-            log.exception("request_broke", reason=repr(broken))
+            log.exception("request broke", reason=repr(broken))
             failure = ApiError("internal", "the engine failed; its log says why")
         self._facts["error"] = failure.message
         await self._answer.fail(failure)
