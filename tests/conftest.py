@@ -9,6 +9,7 @@ import pytest
 ORDER: Final = ("unit", "contract", "integration", "model", "container", "cluster", "device")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin that reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort by the slowest marker of each test; within one, tests stay as they are written.
 

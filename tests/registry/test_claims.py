@@ -57,6 +57,7 @@ def test_an_incumbent_that_shows_no_life_is_succeeded(alive: bool | None, reason
         (True, False, "answers at http://10.0.0.1:8100"),
         (False, True, f"runs on this machine as process {RECORD.pid}"),
     ],
+    ids=["answers", "answers-though-gone", "runs"],
 )
 def test_a_living_incumbent_is_refused_with_the_proof(answers: bool, alive: bool | None, proof: str) -> None:
     decision = decide("d0", incumbent(answers=answers, alive=alive), take_over=False)
