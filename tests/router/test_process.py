@@ -140,10 +140,14 @@ async def test_it_starts_before_the_store_says_so_and_heals(tmp_path: Path, etcd
                 etcd.start()
                 await register(etcd.url, p=p, d=d)
                 await process.wait_status("/ready", 200)
+
+                async def is_registered() -> bool:
+                    shown = (await client.get("/pdcore/topology")).json()
+                    return bool(shown["routers"] == {"r": process.url})
+
+                await eventually(is_registered, 5, "the router in its own view")
                 named = {"prompt": "hi", "bootstrap_room": 5}
                 assert (await client.post("/v1/completions", json=named)).status_code == 200
-                shown = (await client.get("/pdcore/topology")).json()
-                assert shown["routers"] == {"r": process.url}
                 metrics = (await client.get("/metrics")).text
                 assert "pdcore_router_unclaimed_rooms_total 0.0" in metrics, "claimed under its own lease"
                 assert "pdcore_router_in_flight 0.0" in metrics

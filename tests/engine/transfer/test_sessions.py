@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import select
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -325,14 +326,20 @@ def test_a_write_in_doubt_lands_in_quarantined_blocks_and_only_the_fence_frees_t
         assert decode.session.statistics().slots_used == 0
 
 
+def open_descriptors() -> int:
+    """Of this process, without what earlier tests have let go of but not yet closed."""
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def test_hundreds_of_hand_offs_leave_no_descriptor_behind(pair: Pair) -> None:
     before = 0
     for room in range(1, 101):
         pair.hand_off(room, (room % 16 * 2, room % 16 * 2 + 1))
         pair.until_arrived(room)
         if room == 20:
-            before = len(list(Path("/proc/self/fd").iterdir()))
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+            before = open_descriptors()
+    assert open_descriptors() <= before
     pair.until(lambda: len(got(pair.prefill, Sent)) == 100)
     pair.assert_idle()
 
