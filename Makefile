@@ -37,10 +37,10 @@ test: setup system ## everything that needs no accelerator and no hours (ARGS=..
 	@$(PYTEST) -m "not cluster and not device" $(PARALLEL) $(ARGS)
 
 test-cluster: setup system ## long fault runs
-	@$(PYTEST) -m cluster $(ARGS)
+	@$(PYTEST) -m cluster -o faulthandler_timeout=600 $(ARGS)
 
 soak: setup system ## the fault runs again and again (ROUNDS=10)
-	@for round in $$(seq $(ROUNDS)); do echo "round $$round of $(ROUNDS)"; $(PYTEST) -m cluster -x $(ARGS) || exit 1; done
+	@for round in $$(seq $(ROUNDS)); do echo "round $$round of $(ROUNDS)"; $(PYTEST) -m cluster -x -o faulthandler_timeout=600 $(ARGS) || exit 1; done
 
 bench: setup system ## figures of this machine
 	@$(BIN)/python -m bench $(ARGS)
