@@ -57,7 +57,8 @@ def test_everything_missing_or_wrong_is_reported_together_with_flag_and_variable
     [
         ('clusterr = "x"\n', "unknown key 'clusterr'"),
         ("[enigne]\nport = 1\n", "unknown table [enigne]"),
-        ("[engine]\nprot = 1\n", "unknown key 'prot' in [engine]"),
+        ("[engine]\nprot = 1\n", "unknown key 'prot' in [engine]; did you mean 'port'?"),
+        ("[engine]\nkv-tokens = 1\n", "did you mean 'kv_tokens'?"),
         ("cluster = [\n", "cannot read"),
     ],
 )

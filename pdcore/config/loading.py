@@ -6,9 +6,10 @@ naming flag and variable.
 
 from __future__ import annotations
 
+import difflib
 import os
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -125,15 +126,25 @@ def _read_file(
         table: {setting.name for setting in table_settings} for table, table_settings in sections.items()
     }
     everywhere = set().union(*known.values())
-    problems = [f"{file}: unknown key {key!r}" for key in top if key not in everywhere]
+    problems = [
+        f"{file}: unknown key {key!r}{_closest(key, everywhere)}" for key in top if key not in everywhere
+    ]
     problems += [f"{file}: unknown table [{key}]" for key in tables if key not in known]
     for table, names in known.items():
         problems += [
-            f"{file}: unknown key {key!r} in [{table}]" for key in tables.get(table, {}) if key not in names
+            f"{file}: unknown key {key!r} in [{table}]{_closest(key, names)}"
+            for key in tables.get(table, {})
+            if key not in names
         ]
     wanted = {setting.name for setting in settings}
     merged = {**top, **tables.get(section, {})}
     return {key: _as_text(value) for key, value in merged.items() if key in wanted}, problems
+
+
+def _closest(key: str, names: Iterable[str]) -> str:
+    """A hint at the setting that ``key`` probably means; file keys are spelled with underscores."""
+    found = difflib.get_close_matches(key.replace("-", "_"), sorted(names), n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def _as_text(value: object) -> str:

@@ -51,7 +51,7 @@ ROUTER: Final = (
     ),
     Setting(
         name="max_attempts",
-        help="Most pairs tried for one request before its first byte.",
+        help="Most pairs tried for one request; another one only while no engine has taken it.",
         parse=integer(1, 16),
         default="3",
         metavar="N",

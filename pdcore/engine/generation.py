@@ -40,6 +40,9 @@ class Texts(Protocol):
 
     eos_token_ids: tuple[int, ...]
 
+    @property
+    def longest_token_bytes(self) -> int: ...
+
     def encode(self, text: str) -> list[int]: ...
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
@@ -104,7 +107,7 @@ async def prepare(
     if request.model is not None and request.model not in state.models:
         message = f"the model {request.model[:128]!r} does not exist here; there is {', '.join(state.models)}"
         raise ApiError("model_not_found", message, param="model")
-    prompt = await _tokens(engine.texts, request.prompt)
+    prompt = await _tokens(engine.texts, request.prompt, state.context_length)
     budget = request.token_budget(len(prompt), state.context_length, state.kv_tokens)
     peer = None
     if leg is not None and state.role == "decode":
@@ -187,19 +190,23 @@ async def _pieces(job: Job, reply: Reply) -> AsyncIterator[Piece]:
             return
 
 
-async def _tokens(texts: Texts, prompt: Prompt) -> tuple[int, ...]:
-    """The prompt's tokens; long text is encoded off the loop."""
+async def _tokens(texts: Texts, prompt: Prompt, context_length: int) -> tuple[int, ...]:
+    """The prompt's tokens; long text is encoded off the loop, and not at all when it cannot fit the context."""
     if isinstance(prompt, tuple):
         return prompt
+    field = "messages" if isinstance(prompt, Conversation) else "prompt"
     if isinstance(prompt, Conversation):
         length = sum(len(message["content"]) for message in prompt.messages)
         encode = partial(texts.encode_chat, prompt.messages)
     else:
         length = len(prompt)
         encode = partial(texts.encode, prompt)
+    fewest = length // texts.longest_token_bytes
+    if fewest >= context_length:
+        message = f"the context is {context_length} tokens long, but {field} has at least {fewest}"
+        raise ApiError("context_length_exceeded", message, param=field)
     tokens = await asyncio.to_thread(encode) if length > LONG_TEXT else encode()
     if not tokens:
-        field = "messages" if isinstance(prompt, Conversation) else "prompt"
         raise ApiError("invalid_request", f"{field} has no tokens", param=field)
     return tuple(tokens)
 

@@ -171,9 +171,10 @@ class PrefillHandoffs:
 class DecodeHandoffs:
     """Decode: admitted requests ask for their KV; a request runs once it has arrived."""
 
-    def __init__(self, scheduler: DecodeScheduler, session: ReceivingSession) -> None:
+    def __init__(self, scheduler: DecodeScheduler, session: ReceivingSession, vocab_size: int) -> None:
         self._scheduler = scheduler
         self._session = session
+        self._vocab_size = vocab_size
 
     def pollables(self) -> Sequence[int | zmq.Socket[bytes]]:
         return self._session.pollables()
@@ -188,6 +189,10 @@ class DecodeHandoffs:
     def poll(self, now: float) -> Iterator[ToLeader]:
         for event in self._session.poll(now):
             match event:
+                case Arrived(seq=seq, first_token=token) if token >= self._vocab_size:
+                    yield from self._refuse(
+                        seq, f"prefill sent token {token}; the model has {self._vocab_size}"
+                    )
                 case Arrived(seq=seq, first_token=token, kv_len=kv_len):
                     arrived = self._scheduler.arrived(seq, token, kv_len)
                     if arrived is not None:
@@ -198,6 +203,13 @@ class DecodeHandoffs:
                         yield Failed(request_id=request.request_id, code=code, message=message)
                 case Drained(seq=seq):
                     self._scheduler.drained(seq)
+
+    def _refuse(self, seq: int, why: str) -> Iterator[ToLeader]:
+        """End a hand-off whose content makes no sense; it has arrived, so nothing of it can land any more."""
+        request = self._scheduler.failed(seq)
+        self._scheduler.drained(seq)
+        if request is not None:
+            yield Failed(request_id=request.request_id, code="prefill_failed", message=why)
 
     def admit(self, admitted: Sequence[Admit], now: float) -> Iterator[ToLeader]:
         for item in admitted:

@@ -82,7 +82,13 @@ def serve(spec: RankSpec, context: zmq.Context[zmq.Socket[bytes]], leader: Leade
     with ExitStack() as stack:
         accounting = BlockPool(blocks)
         around = Surroundings(
-            spec=spec, stack=stack, context=context, layout=layout, pool=accounting, limits=limits
+            spec=spec,
+            stack=stack,
+            context=context,
+            layout=layout,
+            pool=accounting,
+            limits=limits,
+            vocab_size=config.vocab_size,
         )
         role = open_role(around)
         pool = KvPool(layout, blocks, role.memory)

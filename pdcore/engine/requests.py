@@ -82,6 +82,8 @@ class GenerationRequest:
 
 def decode_body(raw: bytes) -> Body:
     """The JSON object in ``raw``, or ApiError 400."""
+    if not raw.strip():
+        raise ApiError("invalid_request", "the body is empty")
     try:
         document = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
@@ -176,6 +178,9 @@ _UNSUPPORTED: Final[Mapping[str, _Neutral]] = {
     "guided_choice": _is_empty,
     "guided_grammar": _is_empty,
     "structured_outputs": _is_empty,
+    "sampling_params": _is_empty,
+    "text": _is_empty,
+    "input_ids": _is_empty,
 }
 
 

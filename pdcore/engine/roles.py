@@ -46,6 +46,7 @@ class Surroundings:
     layout: KvLayout
     pool: BlockPool
     limits: SchedulerLimits
+    vocab_size: int
 
     @property
     def identity(self) -> RankIdentity:
@@ -129,7 +130,7 @@ def _decode(around: Surroundings) -> RoleParts:
     )
     return RoleParts(
         scheduler=scheduler,
-        handoffs=DecodeHandoffs(scheduler, session),
+        handoffs=DecodeHandoffs(scheduler, session, around.vocab_size),
         memory=session.region_buffer,
         rank_ip=around.spec.rank_ip,
         rank_port=None,

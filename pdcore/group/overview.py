@@ -129,6 +129,7 @@ def _notes(topology: Topology) -> Iterator[str]:
     if not topology.instances and not topology.routers:
         yield "Nothing is registered here."
     for name, reason in _reasons(topology).items():
-        yield escape(f"{name} is gone: {reason}")
+        if name not in topology.instances:
+            yield escape(f"{name} is gone: {reason}")
     for key, rejected in sorted(topology.rejected.items()):
         yield escape(f"{key} is not read: {rejected.reason}")

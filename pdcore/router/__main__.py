@@ -27,12 +27,12 @@ def main(**flags: str | None) -> None:
         with listen(config.host, config.port, "port") as listener:
             router_id = router_id_of(config, listener)
             log_format = cast(telemetry.LogFormat, config.log_format)
-            telemetry.configure(log_format, config.log_level, role="router", instance_id=router_id)
+            telemetry.configure(log_format, config.log_level, role="router", router_id=router_id)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(run(config, listener))
     except ConfigError as wrong:
         for problem in wrong.problems:
-            click.echo(f"pdcore router: {problem}", err=True)
+            click.echo(f"pdcore.router: {problem}", err=True)
         sys.exit(MISCONFIGURED)
 
 

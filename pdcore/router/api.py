@@ -80,6 +80,8 @@ def _split(body: bytes) -> dict[str, msgspec.Raw]:
     except msgspec.ValidationError as wrong:
         raise ApiError("invalid_request", "the body must be a JSON object") from wrong
     except msgspec.DecodeError as wrong:
+        if not body.strip():
+            raise ApiError("invalid_request", "the body is empty") from None
         raise ApiError("invalid_request", f"the body is not JSON: {wrong}") from wrong
     except RecursionError as wrong:
         raise ApiError("invalid_request", "the body is nested too deeply") from wrong

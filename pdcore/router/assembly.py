@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
+from pdcore import telemetry
 from pdcore.clock import Clock
 from pdcore.config import RouterConfig
 from pdcore.registry.follower import Follower
@@ -27,6 +28,8 @@ from pdcore.topology.events import Event
 from pdcore.topology.instance import Instance
 from pdcore.topology.keys import Keyspace
 from pdcore.topology.topology import Topology
+
+_log = telemetry.logger(__name__)
 
 HANDSHAKES: Final[Mapping[str, Handshake]] = {"bootstrap": Bootstrap(), "unified": Unified()}
 
@@ -71,7 +74,10 @@ def watching_the_fleet(serving: Serving, lifecycle: Lifecycle) -> Iterator[None]
             lifecycle.latched = True
         serving.ledger.forget(topology.instances)
 
-    def on_events(_: tuple[Event, ...], topology: Topology) -> None:
+    def on_events(events: tuple[Event, ...], topology: Topology) -> None:
+        for event in events:
+            facts = event.log_fields()
+            _log.info(str(facts.pop("event")).replace("_", " "), **facts)
         look(topology)
 
     unsubscribe = serving.follower.subscribe(on_events)

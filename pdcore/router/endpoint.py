@@ -64,6 +64,7 @@ class GenerationEndpoint:
                     revision=trace.revision,
                     attempts=trace.attempts,
                     seconds=round(clock.now() - started, 4),
+                    **({"error": trace.error} if trace.error else {}),
                 )
 
     async def _handle(self, scope: Scope, receive: Receive, client: ClientAnswer, trace: Trace) -> str:
@@ -72,8 +73,10 @@ class GenerationEndpoint:
             incoming = await self._read(scope, receive, client, trace)
             ending = await self._until_ended(receive, client, self._serve(incoming, client))
         except ApiError as error:
+            trace.error = error.message
             return await self._tell(client, error)
         except LegFailure as failure:
+            trace.error = str(failure)
             return await self._tell(client, api_error(failure), failure)
         except (_Gone, ClientStalled):
             return "cancelled"

@@ -35,6 +35,7 @@ class Trace:
     room: int | None = None
     revision: int | None = None
     attempts: int = 0
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

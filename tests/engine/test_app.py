@@ -450,3 +450,16 @@ async def test_a_leader_that_does_not_serve_refuses_at_once(prefill: LeaderApp) 
     assert (await prefill.client.get("/health")).json()["status"] == "draining"
     prefill.state.enter("failed", "a rank died")
     assert (await prefill.client.get("/health")).status_code == 503
+
+
+@pytest.mark.parametrize("field", ["prompt", "messages"])
+async def test_text_that_cannot_fit_is_refused_before_it_is_encoded(tmp_path: Path, field: str) -> None:
+    text = "a" * 500_000
+    body = {"prompt": text} if field == "prompt" else {"messages": [{"role": "user", "content": text}]}
+    path = "/v1/completions" if field == "prompt" else "/v1/chat/completions"
+    async with leader_app(tmp_path, "unified", echo) as app:
+        answer = await app.client.post(path, json=body)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+        assert "at least" in error["message"], "counted, not encoded"

@@ -116,14 +116,14 @@ def test_a_taken_port_is_one_line_and_exit_2() -> None:
     assert ended.exit_code == 2
     assert (
         ended.stderr
-        == f"pdcore router: --port / PDCORE_PORT: port {port} on 127.0.0.1 is taken by another process\n"
+        == f"pdcore.router: --port / PDCORE_PORT: port {port} on 127.0.0.1 is taken by another process\n"
     )
 
 
 def test_a_store_that_cannot_be_one_is_exit_2(tmp_path: Path) -> None:
     with Process(tmp_path, "http://x") as process:
         assert process.wait(20) == 2
-        assert "pdcore router: --store / PDCORE_STORE" in process.output()
+        assert "pdcore.router: --store / PDCORE_STORE" in process.output()
         assert "Traceback" not in process.output()
 
 

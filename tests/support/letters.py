@@ -11,6 +11,7 @@ class Letters:
     """Codes to characters; ``~`` in a token stream is held back until the next one, like half a UTF-8 character."""
 
     eos_token_ids: tuple[int, ...] = (0,)
+    longest_token_bytes = 1
 
     def encode(self, text: str) -> list[int]:
         return [ord(character) for character in text if character != "\N{ZERO WIDTH SPACE}"]

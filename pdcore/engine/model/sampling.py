@@ -1,6 +1,6 @@
 """Choosing the next token of every sequence of a batch.
 
-Greedy (temperature 0) is the exact argmax. Otherwise logits are divided by the temperature, all but the ``top_k`` best
+Greedy (temperature under 1e-5, where float32 arithmetic would decide by overflow) is the exact argmax. Otherwise logits are divided by the temperature, all but the ``top_k`` best
 are dropped, then all but the smallest set of best tokens whose probability reaches ``top_p``; tokens that tie with the
 last one kept are kept. One uniform number then picks from what is left, by the inverse of the cumulative distribution
 in the order of token ids.
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from pdcore.engine.messages import Sampling
 
+GREEDY_BELOW: Final = 1e-5
 CANDIDATES: Final = 1024
 """How many best tokens are looked at before the whole vocabulary is sorted; changes speed, never a choice."""
 
@@ -34,7 +35,7 @@ def sample(logits: Tensor, params: Sequence[Sampling], positions: Sequence[int])
     on nothing but that row.
     """
     chosen: list[int] = logits.argmax(dim=-1).tolist()
-    drawn = [i for i, param in enumerate(params) if param.temperature > 0]
+    drawn = [i for i, param in enumerate(params) if param.temperature >= GREEDY_BELOW]
     if not drawn:
         return chosen
     limited = _limit(logits[drawn], [params[i] for i in drawn])

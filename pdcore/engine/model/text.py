@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Final, Self
 
@@ -61,6 +62,13 @@ class TextCodec:
             eos=eos_token_ids(directory, read_json(directory, "config.json")),
             token_bytes=byte_vocabulary(tokenizer) if byte_level else None,
         )
+
+    @cached_property
+    def longest_token_bytes(self) -> int:
+        """Bytes of text that one token can stand for at most: text of ``n`` bytes has at least ``n / this`` tokens."""
+        if self._token_bytes is not None:
+            return max(map(len, self._token_bytes.values()))
+        return max(len(token.encode()) for token in self._tokenizer.get_vocab(with_added_tokens=True))
 
     @property
     def vocab_size(self) -> int:

@@ -98,3 +98,10 @@ def test_noise_is_at_least_0_and_below_1(seed: int, position: int) -> None:
 def test_the_scheme_itself_is_pinned() -> None:
     """Every process and every version must draw the same: a request may move to another instance at any token."""
     assert [uniform(0, 0), uniform(1, 2)] == [0.0564663990004608, 0.6434025071674214]
+
+
+@pytest.mark.parametrize("temperature", [1e-46, 1e-308, 5e-324, 1e-38, 1e-6, 1e-5, 1e-4])
+def test_a_tiny_temperature_chooses_the_best_token(temperature: float) -> None:
+    logits = torch.tensor([[0.5, 3.0, -2.0, 2.9]])
+    params = [Sampling(temperature=temperature, top_p=0.9, top_k=0, seed=s) for s in range(20)]
+    assert {t for p in params for t in sample(logits, [p], [1])} == {1}
