@@ -120,7 +120,9 @@ class Leader:
             await stack.enter_async_context(store)
             self._follower = Follower(store, Keyspace(cluster=config.cluster), clock=self._clock)
             await stack.enter_async_context(self._follower)
-            self._registration = await stack.enter_async_context(Registration(_spec(startup)))
+            self._registration = await stack.enter_async_context(
+                Registration(_spec(startup, self._runtime_dir))
+            )
             self._dispatch = stack.enter_context(
                 Dispatch(self._address, [RankPosition(0, 0, 0)], max_held=config.max_queue)
             )
@@ -323,7 +325,7 @@ class Leader:
         )
 
 
-def _spec(startup: Startup) -> RegistrarSpec:
+def _spec(startup: Startup, runtime_dir: Path) -> RegistrarSpec:
     config, identity = startup.config, startup.identity
     return RegistrarSpec(
         store_url=config.store,
@@ -336,6 +338,7 @@ def _spec(startup: Startup) -> RegistrarSpec:
         take_over=config.take_over,
         log_format=_log_format(config.log_format),
         log_level=config.log_level,
+        runtime_dir=str(runtime_dir),
     )
 
 

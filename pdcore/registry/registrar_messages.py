@@ -19,7 +19,10 @@ PARENT: Final = "parent"
 
 
 class RegistrarSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Who registers where. ``ttl_s`` is the lease's; ``store_timeout_s`` bounds one call to the store."""
+    """Who registers where. ``ttl_s`` is the lease's; ``store_timeout_s`` bounds one call to the store.
+
+    ``runtime_dir`` is the parent's directory of sockets, removed here when the parent died without doing so.
+    """
 
     store_url: str
     cluster: str
@@ -31,6 +34,7 @@ class RegistrarSpec(msgspec.Struct, frozen=True, kw_only=True):
     take_over: bool
     log_format: Literal["text", "json"]
     log_level: str
+    runtime_dir: str | None = None
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):

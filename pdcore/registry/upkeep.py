@@ -9,6 +9,7 @@ something to do. No trouble with the store ever ends the loop while the parent i
 from __future__ import annotations
 
 import asyncio
+import shutil
 from typing import Any, Final
 
 import msgspec
@@ -60,6 +61,7 @@ class Upkeep:
             incarnation=spec.incarnation,
         )
         self._ttl_s = spec.ttl_s
+        self._runtime_dir = spec.runtime_dir
         self._store = store
         self._processes = processes
         self._clock = clock
@@ -107,6 +109,8 @@ class Upkeep:
         finally:
             if self._parent_exited:
                 log.info("parent is gone; ranks killed", ranks=self._processes.kill_ranks())
+                if self._runtime_dir is not None:
+                    shutil.rmtree(self._runtime_dir, ignore_errors=True)
 
     @property
     def is_done(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,14 @@ def test_a_killed_engine_is_gone_within_a_second_without_traffic(fleet: Fleet, r
     assert time.monotonic() - killed < DEAD_S
     departure = fleet.cluster.keyspace()[f"departures/{engine.instance_id}"]
     assert (departure["incarnation"], departure["reason"]) == (incarnation, "died")
+
+
+def test_a_killed_engine_leaves_no_directory_behind(fleet: Fleet) -> None:
+    transfer = fleet.cluster.keyspace()[f"ranks/{fleet.prefill.instance_id}/0.0.0"]["transfer"]
+    runtime_dir = Path(transfer["socket"]).parent
+    assert runtime_dir.is_dir()
+    fleet.prefill.kill()
+    eventually_now(lambda: not runtime_dir.exists(), 5, "its sockets' directory removed")
 
 
 def test_a_terminated_engine_leaves_at_once_and_exits_cleanly(fleet: Fleet) -> None:
