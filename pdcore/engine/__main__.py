@@ -10,9 +10,17 @@ import click
 import uvloop
 
 from pdcore.config import ENGINE, EngineConfig, demo_model_directory, load, options
-from pdcore.engine import leader
-from pdcore.engine.rank_process import RANK_COMMAND
 from pdcore.errors import ConfigError
+
+try:
+    from pdcore.engine import leader
+    from pdcore.engine.rank_process import RANK_COMMAND
+except ModuleNotFoundError as missing:
+    if (missing.name or "").startswith("pdcore"):
+        raise
+    remedy = "engines need the extra: pip install 'pdcore[engine]'"
+    click.echo(f"pdcore.engine: the package {missing.name} is not installed; {remedy}", err=True)
+    sys.exit(2)
 
 
 @click.command(help=__doc__)

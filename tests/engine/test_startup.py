@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,3 +98,14 @@ def test_a_rank_is_told_all_it_needs(model: Path) -> None:
         startup.identity.incarnation,
     )
     assert Path(spec.model).is_absolute()
+
+
+def test_an_install_without_the_engine_extra_says_what_to_install() -> None:
+    code = (
+        "import runpy, sys; sys.modules['zmq'] = None; runpy.run_module('pdcore.engine', run_name='__main__')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 2
+    assert ended.stderr == (
+        "pdcore.engine: the package zmq is not installed; engines need the extra: pip install 'pdcore[engine]'\n"
+    )
