@@ -4,7 +4,7 @@ export PDCORE_VENV ?= .venv
 BIN := $(PDCORE_VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 ROUNDS ?= 10
-PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
+PARALLEL ?= -n 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup system demo up test check shape test-cluster soak bench
@@ -34,7 +34,7 @@ shape: setup
 
 test: setup system ## everything that needs no accelerator and no hours (ARGS=... for pytest)
 	@$(BIN)/pdcore demo-model
-	@$(PYTEST) -m "not cluster and not device" $(PARALLEL) $(ARGS)
+	@OMP_NUM_THREADS=1 $(PYTEST) -m "not cluster and not device" $(PARALLEL) $(ARGS)
 
 test-cluster: setup system ## long fault runs
 	@$(PYTEST) -m cluster -o faulthandler_timeout=600 $(ARGS)
