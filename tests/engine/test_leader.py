@@ -129,10 +129,11 @@ def test_it_registers_serves_drains_and_leaves(leaders: Leaders, client: ThreadP
     assert post(engine, SHORT).json()["completion_tokens"] == 3
 
     stream = client.submit(post, engine, ENDLESS)
-    finishing = client.submit(post, engine, SILENT, **{"x-pdcore-remaining-ms": "1000"})
     eventually_now(
         lambda: engine.gauge("pdcore_engine_time_to_first_token_seconds_count") == 2, 5, "a stream"
     )
+    finishing = client.submit(post, engine, SILENT, **{"x-pdcore-remaining-ms": "1000"})
+    eventually_now(lambda: engine.gauge("pdcore_engine_http_in_flight") == 2 or finishing.done(), 5, "taken")
     processes = children(engine)
     engine.signal(signal.SIGTERM)
     eventually_now(
