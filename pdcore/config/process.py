@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdcore.config.setting import Setting, integer, name, one_of, seconds, text
+from pdcore.telemetry import LogFormat
 
 COMMON: Final = (
     Setting(
@@ -76,7 +77,7 @@ class CommonConfig:
 
     store: str
     cluster: str
-    log_format: str
+    log_format: LogFormat
     log_level: str
     store_timeout_s: float
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from pdcore.config.process import COMMON
 from pdcore.config.setting import Setting, integer, path, seconds, text
+from pdcore.telemetry import LogFormat
 
 UP: Final = (
     Setting(
@@ -71,7 +72,7 @@ class UpConfig:
 
     store: str | None
     cluster: str
-    log_format: str
+    log_format: LogFormat
     log_level: str
     store_timeout_s: float
     prefill: int

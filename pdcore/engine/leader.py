@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal
+from typing import Final
 
 from pdcore import telemetry
 from pdcore.clock import Clock, SystemClock
@@ -79,7 +79,7 @@ async def run(
     with starting(config) as startup, runtime_directory() as runtime_dir:
         identity = startup.identity
         telemetry.configure(
-            _log_format(config.log_format),
+            config.log_format,
             config.log_level,
             role=identity.role,
             instance_id=identity.instance_id,
@@ -336,7 +336,7 @@ def _spec(startup: Startup, runtime_dir: Path) -> RegistrarSpec:
         ttl_s=config.lease_ttl_s,
         store_timeout_s=config.store_timeout_s,
         take_over=config.take_over,
-        log_format=_log_format(config.log_format),
+        log_format=config.log_format,
         log_level=config.log_level,
         runtime_dir=str(runtime_dir),
     )
@@ -346,7 +346,3 @@ def _how(status: int) -> str:
     if status >= 0:
         return f"exited with status {status}"
     return f"was ended by {signal.Signals(-status).name}"
-
-
-def _log_format(given: str) -> Literal["text", "json"]:
-    return "json" if given == "json" else "text"

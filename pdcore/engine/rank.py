@@ -54,7 +54,7 @@ def main(spec_fd: int) -> None:
     with os.fdopen(spec_fd, "rb") as pipe:
         spec = msgspec.msgpack.decode(pipe.read(), type=RankSpec)
     telemetry.configure(
-        "json" if spec.log_format == "json" else "text",
+        spec.log_format,
         spec.log_level,
         role=spec.role,
         instance_id=spec.instance_id,

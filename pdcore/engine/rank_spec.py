@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from pdcore.telemetry import LogFormat
+
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's place, model and limits. ``dispatch`` is the ZMQ address of its leader.
@@ -40,7 +42,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     num_reserved_decode_tokens: int
     transfer_threads: int
     torch_threads: int | None
-    log_format: str
+    log_format: LogFormat
     log_level: str
 
     @property

@@ -11,6 +11,7 @@ from typing import Final, Literal
 import msgspec
 
 from pdcore.errors import PdcoreError
+from pdcore.telemetry import LogFormat
 from pdcore.topology.records import DepartureReason
 
 MAX_MESSAGE_BYTES: Final = 16 << 20
@@ -32,7 +33,7 @@ class RegistrarSpec(msgspec.Struct, frozen=True, kw_only=True):
     ttl_s: int
     store_timeout_s: float
     take_over: bool
-    log_format: Literal["text", "json"]
+    log_format: LogFormat
     log_level: str
     runtime_dir: str | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Final, cast
+from typing import Final
 
 import click
 import uvloop
@@ -26,8 +26,7 @@ def main(**flags: str | None) -> None:
         config = load(RouterConfig, ROUTER, flags, section="router")
         with listen(config.host, config.port, "port") as listener:
             router_id = router_id_of(config, listener)
-            log_format = cast(telemetry.LogFormat, config.log_format)
-            telemetry.configure(log_format, config.log_level, role="router", router_id=router_id)
+            telemetry.configure(config.log_format, config.log_level, role="router", router_id=router_id)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(run(config, listener))
     except ConfigError as wrong:

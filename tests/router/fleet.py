@@ -23,54 +23,23 @@ from pdcore.router.serving import Serving
 from pdcore.router.upstream import HttpxUpstream
 from pdcore.topology import codec, keys
 from pdcore.topology.keys import Keyspace, RankId, RankPosition
-from pdcore.topology.records import Compat, InstanceRecord, RankRecord, Record, Role
+from pdcore.topology.records import InstanceRecord, RankRecord, Record, Role
 from tests.support.eventually import eventually
 from tests.support.fake_engines import FakeEngine
+from tests.support.fleet import compat, instance_record
 
 MODEL: Final = "tiny"
 SPACE: Final = Keyspace(cluster="test")
 BOOTSTRAP_PORT: Final = 18800
 _SAMPLE: Final = re.compile(r"^([a-z_]+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
 
-COMPAT: Final = Compat(
-    model_fingerprint="f",
-    context_length=512,
-    kv_dtype="float32",
-    block_sizes=(16,),
-    kv_layout="block-major",
-    attention="gqa",
-    layers=2,
-    kv_heads=2,
-    head_dim=16,
-    transfer_engines=("shm",),
-    wire=1,
-    layout=1,
-)
+COMPAT: Final = compat(context_length=512, kv_layout="block-major")
 
 
 def record(role: Role, url: str, **changes: Any) -> InstanceRecord:
     """A serving instance with one rank."""
-    made = InstanceRecord(
-        incarnation="i1",
-        role=role,
-        group="",
-        generation=0,
-        models=(MODEL,),
-        url=url,
-        bootstrap_host="127.0.0.1" if role == "prefill" else None,
-        bootstrap_port=BOOTSTRAP_PORT if role == "prefill" else None,
-        protocol="bootstrap",
-        dp_size=1,
-        cp_size=1,
-        tp_size=1,
-        pp_size=1,
-        compat=COMPAT,
-        kv_tokens=4096,
-        block_size=16,
-        machine="m",
-        boot_id="b",
-        pid=1,
-        state="serving",
+    made = instance_record(
+        role, incarnation="i1", models=(MODEL,), url=url, protocol="bootstrap", compat=COMPAT
     )
     return replace(made, **changes)
 

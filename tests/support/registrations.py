@@ -13,24 +13,11 @@ from pdcore.registry.registrar_messages import RegistrarSpec
 from pdcore.registry.store import Store
 from pdcore.topology import codec
 from pdcore.topology.keys import Keyspace, RankPosition
-from pdcore.topology.records import Compat, InstanceRecord, RankRecord, Record
+from pdcore.topology.records import InstanceRecord, RankRecord, Record
+from tests.support import fleet
 
 FIRST: Final = RankPosition(0, 0, 0)
 SECOND: Final = RankPosition(1, 0, 0)
-COMPAT: Final = Compat(
-    model_fingerprint="f",
-    context_length=128,
-    kv_dtype="float32",
-    block_sizes=(16,),
-    kv_layout="block-major",
-    attention="gqa",
-    layers=2,
-    kv_heads=2,
-    head_dim=8,
-    transfer_engines=("shm",),
-    wire=1,
-    layout=1,
-)
 _BEATING: Final = "import os,sys,time\nwhile True:\n  os.write({fd},b'.'); time.sleep(0.05)"
 _ASLEEP: Final = "import time; time.sleep(600)"
 
@@ -54,40 +41,20 @@ def spec(store_url: str, incarnation: str, *, ttl_s: int = 5, **fields: object) 
 
 def instance_record(incarnation: str, *, ranks: int = 1, url: str = "http://127.0.0.1:1") -> InstanceRecord:
     """A serving decode instance of this process."""
-    return InstanceRecord(
+    return fleet.instance_record(
+        "decode",
         incarnation=incarnation,
-        role="decode",
-        group="",
-        generation=0,
-        models=("m",),
         url=url,
-        bootstrap_host=None,
-        bootstrap_port=None,
-        protocol="pdcore",
         dp_size=ranks,
-        cp_size=1,
-        tp_size=1,
-        pp_size=1,
-        compat=COMPAT,
-        kv_tokens=1024,
-        block_size=16,
         machine=machine.machine(),
         boot_id=machine.boot_id(),
         pid=os.getpid(),
-        state="serving",
     )
 
 
 def rank_record(incarnation: str, port: int = 7001) -> RankRecord:
     """A rank on this machine."""
-    return RankRecord(
-        incarnation=incarnation,
-        rank_ip="127.0.0.1",
-        rank_port=port,
-        transfer={"engine": "shm"},
-        device="cpu",
-        machine=machine.machine(),
-    )
+    return fleet.rank_record(incarnation=incarnation, rank_port=port, machine=machine.machine())
 
 
 def draining(record: InstanceRecord) -> InstanceRecord:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from pdcore.telemetry import LogFormat
 from pdcore.topology.records import Role
 
 ROUTER_NAME: Final = "router-1"
@@ -36,7 +37,7 @@ class ClusterPlan:
     port: int
     torch_threads: int
     drain_timeout_s: float
-    log_format: str
+    log_format: LogFormat
     log_level: str
 
     @property

@@ -35,7 +35,7 @@ def supervise(config: UpConfig, out: TextIO, body: Body, *, on_signal: int = 0) 
     """
     plan = plan_of(config)
     # What the supervisor's own follower meets is said in the log's words; only what is broken may speak for itself.
-    telemetry.configure("json" if config.log_format == "json" else "text", "error", role="supervisor")
+    telemetry.configure(config.log_format, "error", role="supervisor")
     log = PrefixedLog(out, (embedded_etcd.NAME, *plan.instance_ids, ROUTER_NAME))
     if config.store is not None:
         return asyncio.run(_until_ended(config, plan, None, config.store, log, body, on_signal))
