@@ -25,11 +25,18 @@ class Fleet:
     hasty: Router
 
     @property
+    def engines(self) -> tuple[Engine, ...]:
+        return (self.prefill, self.other, self.decode)
+
+    @property
     def processes(self) -> tuple[Engine | Router, ...]:
-        return (self.prefill, self.other, self.decode, self.router, self.hasty)
+        return (*self.engines, self.router, self.hasty)
 
     def heal(self) -> None:
-        """Start what a test ended, and wait until everybody knows everybody and nothing is held."""
+        """Continue what a test stopped, start what it ended, and wait until everybody knows everybody and nothing is held."""
+        for engine in self.engines:
+            for rank in engine.ranks():
+                rank.resume()
         for process in self.processes:
             if not process.running:
                 process.start()
