@@ -33,7 +33,8 @@ def _table(settings: Iterable[Setting]) -> str:
 
 def _row(setting: Setting) -> str:
     default = "" if setting.default is None else f"`{setting.default}`"
-    return f"| `{setting.flag}` | `{setting.variable}` | {default} | {setting.help} |"
+    flag = "" if setting.secret else f"`{setting.flag}`"
+    return f"| {flag} | `{setting.variable}` | {default} | {setting.help} |"
 
 
 if __name__ == "__main__":

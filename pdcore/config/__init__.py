@@ -9,6 +9,7 @@ from pdcore.config.loading import CONFIG_FILE, SECTIONS, load, options
 from pdcore.config.process import COMMON, LISTEN, CommonConfig, ListenConfig
 from pdcore.config.router import ROUTER, RouterConfig
 from pdcore.config.setting import Setting
+from pdcore.config.store import StoreAccess, StoreConfig
 from pdcore.config.up import UP, UpConfig
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "ListenConfig",
     "RouterConfig",
     "Setting",
+    "StoreAccess",
+    "StoreConfig",
     "UpConfig",
     "cache_directory",
     "demo_model_directory",

@@ -56,10 +56,10 @@ def load(
             values[setting.name] = setting.parse(raw)
         except ValueError as wrong:
             shown = "the value" if setting.secret else str(wrong)
-            problems.append(f"{setting.flag} / {setting.variable}: {shown}")
+            problems.append(f"{setting.shown}: {shown}")
     optional = {f.name for f in fields(config) if "None" in str(f.type)}  # type: ignore[arg-type]
     problems += [
-        f"{s.flag} / {s.variable} is missing: {s.help}"
+        f"{s.shown} is missing: {s.help}"
         for s in settings
         if values.get(s.name, "") is None and s.name not in optional
     ]
@@ -73,6 +73,8 @@ def options(settings: Sequence[Setting]) -> Callable[[CommandT], CommandT]:
 
     def decorate(command: CommandT) -> CommandT:
         for setting in reversed(settings):
+            if setting.secret:
+                continue
             default = f" [default: {setting.default}]" if setting.default is not None else ""
             help_text = f"{setting.help}{default} [{setting.variable}]"
             command = click.option(setting.flag, setting.name, metavar=setting.metavar, help=help_text)(

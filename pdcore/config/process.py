@@ -6,16 +6,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdcore.config.setting import Setting, integer, name, one_of, seconds, text
+from pdcore.config.store import REDIS, STORE, StoreConfig
 from pdcore.telemetry import LogFormat
 
 COMMON: Final = (
-    Setting(
-        name="store",
-        help="Where the keyspace lives: etcd://HOST:PORT[,HOST:PORT...]",
-        parse=text,
-        default="etcd://127.0.0.1:2379",
-        metavar="URL",
-    ),
+    *STORE,
+    *REDIS,
     Setting(
         name="cluster", help="Name of the keyspace; several can share a store.", parse=name, default="default"
     ),
@@ -30,13 +26,6 @@ COMMON: Final = (
         help="debug, info, warning or error.",
         parse=one_of("debug", "info", "warning", "error"),
         default="info",
-    ),
-    Setting(
-        name="store_timeout_s",
-        help="Deadline of one call to the store.",
-        parse=seconds(0.1, 60),
-        default="3",
-        metavar="SECONDS",
     ),
 )
 
@@ -72,14 +61,12 @@ LISTEN: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommonConfig:
+class CommonConfig(StoreConfig):
     """What every process knows."""
 
-    store: str
     cluster: str
     log_format: LogFormat
     log_level: str
-    store_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

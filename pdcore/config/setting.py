@@ -14,7 +14,10 @@ Parse = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One thing a person can set. ``name`` is the dataclass field, ``parse`` raises ValueError with a sentence."""
+    """One thing a person can set. ``name`` is the dataclass field, ``parse`` raises ValueError with a sentence.
+
+    A ``secret`` has no flag, because everybody on the machine can read a command line, and its value is never shown.
+    """
 
     name: str
     help: str
@@ -30,6 +33,11 @@ class Setting:
     @property
     def variable(self) -> str:
         return "PDCORE_" + self.name.upper()
+
+    @property
+    def shown(self) -> str:
+        """How messages name it."""
+        return self.variable if self.secret else f"{self.flag} / {self.variable}"
 
 
 def text(value: str) -> str:

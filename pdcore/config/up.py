@@ -8,6 +8,7 @@ from typing import Final
 
 from pdcore.config.process import COMMON
 from pdcore.config.setting import Setting, integer, path, seconds, text
+from pdcore.config.store import StoreLogin
 from pdcore.telemetry import LogFormat
 
 UP: Final = (
@@ -67,14 +68,13 @@ UP: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpConfig:
+class UpConfig(StoreLogin):
     """A cluster on this machine; the flags' help says what each field means."""
 
     store: str | None
     cluster: str
     log_format: LogFormat
     log_level: str
-    store_timeout_s: float
     prefill: int
     decode: int
     unified: int

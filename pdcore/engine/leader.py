@@ -116,7 +116,7 @@ class Leader:
     async def __aenter__(self) -> Leader:
         async with AsyncExitStack() as stack:
             config, startup = self._startup.config, self._startup
-            store = open_store(config.store, timeout_s=config.store_timeout_s)
+            store = open_store(config.store_access)
             await stack.enter_async_context(store)
             self._follower = Follower(store, Keyspace(cluster=config.cluster), clock=self._clock)
             await stack.enter_async_context(self._follower)
@@ -328,13 +328,12 @@ class Leader:
 def _spec(startup: Startup, runtime_dir: Path) -> RegistrarSpec:
     config, identity = startup.config, startup.identity
     return RegistrarSpec(
-        store_url=config.store,
+        store=config.store_access,
         cluster=config.cluster,
         instance_id=identity.instance_id,
         incarnation=identity.incarnation,
         role=identity.role,
         ttl_s=config.lease_ttl_s,
-        store_timeout_s=config.store_timeout_s,
         take_over=config.take_over,
         log_format=config.log_format,
         log_level=config.log_level,

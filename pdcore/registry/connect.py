@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from pdcore.config import StoreAccess
 from pdcore.errors import ConfigError
 from pdcore.registry.store import Store
 
@@ -14,14 +15,14 @@ _WHERE: Final = "--store / PDCORE_STORE"
 _MEMBER: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?")
 
 
-def open_store(url: str, *, timeout_s: float) -> Store:
-    """The driver for ``url`` (``etcd://HOST[:PORT][,HOST[:PORT]...]``), not yet connected: enter it to use it.
+def open_store(access: StoreAccess) -> Store:
+    """The driver for ``access.url`` (``etcd://HOST[:PORT][,HOST[:PORT]...]``), not yet connected: enter it to use it.
 
     Raises :class:`ConfigError` naming the setting when the URL cannot work; credentials in it are never shown.
     """
     from pdcore.registry.etcd.driver import EtcdStore  # grpc is loaded only where a store is opened
 
-    return EtcdStore(etcd_addresses(url), timeout_s=timeout_s)
+    return EtcdStore(etcd_addresses(access.url), timeout_s=access.timeout_s)
 
 
 def etcd_addresses(url: str) -> tuple[str, ...]:

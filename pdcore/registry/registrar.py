@@ -75,7 +75,7 @@ async def serve(sock: socket.socket, clock: Clock) -> None:
         with Processes(SILENCE_IN_TTLS * spec.ttl_s, clock, on_change=wake.set) as processes:
             processes.watch(PARENT, parent)
             try:
-                store = open_store(spec.store_url, timeout_s=call_timeout_s(spec.store_timeout_s, spec.ttl_s))
+                store = open_store(spec.store.with_timeout(call_timeout_s(spec.store.timeout_s, spec.ttl_s)))
             except ConfigError as error:
                 await channel.send(encode(Status(refused=str(error))))
                 return

@@ -10,6 +10,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from pdcore.config import StoreAccess
 from pdcore.errors import PdcoreError
 from pdcore.telemetry import LogFormat
 from pdcore.topology.records import DepartureReason
@@ -20,18 +21,17 @@ PARENT: Final = "parent"
 
 
 class RegistrarSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Who registers where. ``ttl_s`` is the lease's; ``store_timeout_s`` bounds one call to the store.
+    """Who registers where. ``ttl_s`` is the lease's.
 
     ``runtime_dir`` is the parent's directory of sockets, removed here when the parent died without doing so.
     """
 
-    store_url: str
+    store: StoreAccess
     cluster: str
     instance_id: str
     incarnation: str
     role: str
     ttl_s: int
-    store_timeout_s: float
     take_over: bool
     log_format: LogFormat
     log_level: str

@@ -45,7 +45,7 @@ async def run(config: RouterConfig, listener: socket.socket) -> None:
     )
     with _signalled() as stop:
         async with (
-            open_store(config.store, timeout_s=config.store_timeout_s) as store,
+            open_store(config.store_access) as store,
             Follower(store, keyspace, clock=clock) as follower,
             upstream,
             RouterRegistration(store, keyspace, router_id, ttl_s=config.lease_ttl_s, clock=clock) as place,

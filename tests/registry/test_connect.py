@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pdcore.config import StoreAccess
 from pdcore.errors import ConfigError
 from pdcore.registry.connect import etcd_addresses, open_store
 
@@ -48,16 +49,16 @@ def test_every_member_of_a_url_is_an_address(url: str, addresses: tuple[str, ...
 )
 def test_a_url_that_cannot_work_is_one_sentence_naming_the_setting(url: str) -> None:
     with pytest.raises(ConfigError, match=r"^--store / PDCORE_STORE: ") as refused:
-        open_store(url, timeout_s=1)
+        open_store(StoreAccess(url=url, timeout_s=1))
     assert len(refused.value.problems) == 1
     assert "\n" not in str(refused.value)
 
 
 def test_credentials_are_refused_and_not_shown() -> None:
     with pytest.raises(ConfigError, match="not supported") as refused:
-        open_store("etcd://root:hunter2@a:1", timeout_s=1)
+        open_store(StoreAccess(url="etcd://root:hunter2@a:1", timeout_s=1))
     assert "hunter2" not in str(refused.value)
 
 
 def test_opening_connects_to_nothing() -> None:
-    assert repr(open_store("etcd://a:1", timeout_s=1)) == "<EtcdStore a:1 now a:1>"
+    assert repr(open_store(StoreAccess(url="etcd://a:1", timeout_s=1))) == "<EtcdStore a:1 now a:1>"

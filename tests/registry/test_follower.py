@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from pdcore.config import StoreAccess
 from pdcore.registry.connect import open_store
 from pdcore.registry.etcd.driver import EtcdStore
 from pdcore.registry.follower import Follower
@@ -458,7 +459,10 @@ class TestFollowerOnEtcd:
 
     async def test_the_store_may_be_the_last_to_start(self) -> None:
         with etcd_server(started=False) as server:
-            async with open_store(server.url, timeout_s=1) as store, Follower(store, KEYSPACE) as follower:
+            async with (
+                open_store(StoreAccess(url=server.url, timeout_s=1)) as store,
+                Follower(store, KEYSPACE) as follower,
+            ):
                 await eventually(
                     lambda: follower.last_error is not None and server.endpoint in follower.last_error,
                     WITHIN_S,
@@ -473,13 +477,16 @@ class TestFollowerOnEtcd:
         self, own_etcd: EtcdServer
     ) -> None:
         heard = Heard()
-        async with open_store(own_etcd.url, timeout_s=1) as store, Follower(store, KEYSPACE) as follower:
+        async with (
+            open_store(StoreAccess(url=own_etcd.url, timeout_s=1)) as store,
+            Follower(store, KEYSPACE) as follower,
+        ):
             await put_router(store, "a")
             await following(follower, "a")
             follower.subscribe(heard)
             own_etcd.kill()
             await asyncio.to_thread(own_etcd.start)
-            async with open_store(own_etcd.url, timeout_s=3) as fresh:
+            async with open_store(StoreAccess(url=own_etcd.url, timeout_s=3)) as fresh:
                 revisions = [await put_router(fresh, f"b{n}") for n in range(20)]
             began = time.monotonic()
             await follower.wait_until(lambda topology: topology.revision == revisions[-1], WITHIN_S)
@@ -489,7 +496,10 @@ class TestFollowerOnEtcd:
 
     @pytest.mark.slow
     async def test_a_stopped_server_is_noticed_within_eight_seconds(self, own_etcd: EtcdServer) -> None:
-        async with open_store(own_etcd.url, timeout_s=1) as store, Follower(store, KEYSPACE) as follower:
+        async with (
+            open_store(StoreAccess(url=own_etcd.url, timeout_s=1)) as store,
+            Follower(store, KEYSPACE) as follower,
+        ):
             await put_router(store, "a")
             await following(follower, "a")
             own_etcd.pause()
@@ -505,7 +515,7 @@ class TestFollowerOnEtcd:
         heard = Heard()
         async with (
             Relay.to(own_etcd.endpoint) as relay,
-            open_store(own_etcd.url, timeout_s=3) as direct,
+            open_store(StoreAccess(url=own_etcd.url, timeout_s=3)) as direct,
             EtcdStore((relay.endpoint,), timeout_s=1) as store,
             Follower(store, KEYSPACE) as follower,
         ):
@@ -523,7 +533,10 @@ class TestFollowerOnEtcd:
         assert sorted(heard.routers()) == [("RouterJoined", "b", True), ("RouterLost", "a", True)]
 
     async def test_a_server_with_a_new_data_directory_is_another_store(self, own_etcd: EtcdServer) -> None:
-        async with open_store(own_etcd.url, timeout_s=1) as store, Follower(store, KEYSPACE) as follower:
+        async with (
+            open_store(StoreAccess(url=own_etcd.url, timeout_s=1)) as store,
+            Follower(store, KEYSPACE) as follower,
+        ):
             await put_router(store, "old")
             before = await following(follower, "old")
             own_etcd.stop()
@@ -537,7 +550,10 @@ class TestFollowerOnEtcd:
 
     async def test_keys_of_an_expired_lease_go_together(self, own_etcd: EtcdServer) -> None:
         heard = Heard()
-        async with open_store(own_etcd.url, timeout_s=1) as store, Follower(store, KEYSPACE) as follower:
+        async with (
+            open_store(StoreAccess(url=own_etcd.url, timeout_s=1)) as store,
+            Follower(store, KEYSPACE) as follower,
+        ):
             lease = await store.grant(1)
             names = [f"r{number}" for number in range(50)]
             await store.commit((), tuple(Put(VIEW + router(name), record(), lease) for name in names))

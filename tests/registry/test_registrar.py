@@ -386,7 +386,7 @@ async def test_store_away_at_the_start_and_later_heals_by_itself(own_etcd: EtcdS
 
 
 async def test_leaving_with_the_store_away_is_bounded(own_etcd: EtcdServer) -> None:
-    async with Registration(spec(own_etcd.url, "a", store_timeout_s=0.5)) as registration:
+    async with Registration(spec(own_etcd.url, "a", timeout_s=0.5)) as registration:
         await registration.claim()
         await put_one(registration, "a")
         own_etcd.pause()
@@ -399,7 +399,7 @@ async def test_leaving_with_the_store_away_is_bounded(own_etcd: EtcdServer) -> N
 async def test_parent_dying_while_the_store_is_away_still_ends_its_ranks_and_registrar(
     own_etcd: EtcdServer,
 ) -> None:
-    with parent(spec(own_etcd.url, "a", ttl_s=2, store_timeout_s=0.5)) as running:
+    with parent(spec(own_etcd.url, "a", ttl_s=2, timeout_s=0.5)) as running:
         running.wait_registered()
         own_etcd.kill()
         running.kill()

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+from pdcore.config import StoreAccess
 from pdcore.registry.connect import open_store
 from pdcore.registry.store import Put
 from pdcore.router.__main__ import main
@@ -72,7 +73,7 @@ def etcd() -> Iterator[EtcdServer]:
 
 async def register(url: str, **engines: FakeEngine) -> None:
     """Put p and d as they would put themselves."""
-    async with open_store(url, timeout_s=3) as store:
+    async with open_store(StoreAccess(url=url, timeout_s=3)) as store:
         for name, engine in engines.items():
             role: Role = "prefill" if name == "p" else "decode"
             found = entries(name, record(role, engine.url))
@@ -167,7 +168,7 @@ async def test_sigterm_lets_streams_finish_and_leaves_the_keyspace(tmp_path: Pat
             d.release.set()
             assert {(await one).content for one in streams} == {event("a") + event("b", "stop") + DONE}
         assert await asyncio.to_thread(process.wait, 5) == 0, process.output()
-        async with open_store(etcd.url, timeout_s=3) as store:
+        async with open_store(StoreAccess(url=etcd.url, timeout_s=3)) as store:
             assert not (await store.list(f"{SPACE.view}routers/")).entries
 
 

@@ -17,7 +17,7 @@ MAY_IMPORT: Final = {
     "router": frozenset({"router", "registry", "topology"}) | SHARED,
     "engine": frozenset({"engine", "registry", "topology"}) | SHARED,
     "group": frozenset({"group", "registry", "topology"}) | SHARED,
-    "cli": EVERYTHING - {"cli"},
+    "cli": EVERYTHING,
     "__main__": EVERYTHING,
     **dict.fromkeys(SHARED, SHARED),
 }

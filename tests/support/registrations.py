@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from typing import Final
 
+from pdcore.config import StoreAccess
 from pdcore.registry import machine
 from pdcore.registry.registrar_messages import RegistrarSpec
 from pdcore.registry.store import Store
@@ -22,16 +23,17 @@ _BEATING: Final = "import os,sys,time\nwhile True:\n  os.write({fd},b'.'); time.
 _ASLEEP: Final = "import time; time.sleep(600)"
 
 
-def spec(store_url: str, incarnation: str, *, ttl_s: int = 5, **fields: object) -> RegistrarSpec:
+def spec(
+    store_url: str, incarnation: str, *, ttl_s: int = 5, timeout_s: float = 3.0, **fields: object
+) -> RegistrarSpec:
     """A registrar's settings for instance ``d0`` of cluster ``test``, unless ``fields`` say otherwise."""
     known: dict[str, object] = {
-        "store_url": store_url,
+        "store": StoreAccess(url=store_url, timeout_s=timeout_s),
         "cluster": "test",
         "instance_id": "d0",
         "incarnation": incarnation,
         "role": "decode",
         "ttl_s": ttl_s,
-        "store_timeout_s": 3.0,
         "take_over": False,
         "log_format": "text",
         "log_level": "info",

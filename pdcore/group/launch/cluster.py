@@ -10,6 +10,7 @@ from typing import Final
 import httpx
 
 from pdcore.clock import Clock
+from pdcore.config import StoreAccess
 from pdcore.errors import PdcoreError
 from pdcore.group.launch.embedded_etcd import EmbeddedEtcd
 from pdcore.group.launch.local import Supervisor
@@ -23,6 +24,7 @@ from pdcore.topology.topology import Topology
 
 REMIND_S: Final = 5.0
 ROUTER_POLL_S: Final = 0.05
+ROUTER_ANSWER_S: Final = 3.0
 ROUTER_CATCHES_UP_S: Final = 15.0
 
 
@@ -34,7 +36,7 @@ class RouterNotReady(PdcoreError):
 class LocalCluster:
     """A cluster that runs. ``topology`` is the view in which everything was ready."""
 
-    store: str
+    access: StoreAccess
     router_url: str
     topology: Topology
 
@@ -42,37 +44,34 @@ class LocalCluster:
 class Launcher:
     """Brings a :class:`ClusterPlan` up, telling its log what it waits for."""
 
-    def __init__(
-        self, supervisor: Supervisor, log: PrefixedLog, clock: Clock, store_timeout_s: float
-    ) -> None:
+    def __init__(self, supervisor: Supervisor, log: PrefixedLog, clock: Clock) -> None:
         self._supervisor = supervisor
         self._log = log
         self._clock = clock
-        self._store_timeout_s = store_timeout_s
 
     @asynccontextmanager
     async def running(
-        self, plan: ClusterPlan, etcd: EmbeddedEtcd | None, store: str
+        self, plan: ClusterPlan, etcd: EmbeddedEtcd | None, access: StoreAccess
     ) -> AsyncIterator[LocalCluster]:
         """Keep the cluster up inside the block, which begins when the router takes requests.
 
-        ``etcd`` is run as a member; None means that something answers at ``store`` already.
+        ``etcd`` is run as a member; None means that something answers at ``access`` already.
         """
         began = self._clock.now()
         async with AsyncExitStack() as members:
             if etcd is not None:
-                self._log.say(f"etcd listens on {store}, its data is in {etcd.data_dir}")
+                self._log.say(f"etcd listens on {access.url}, its data is in {etcd.data_dir}")
                 await members.enter_async_context(self._supervisor.keeping([etcd.member()]))
-            await members.enter_async_context(self._supervisor.keeping(engines(plan, store)))
-            await members.enter_async_context(self._supervisor.keeping([router(plan, store)]))
-            topology = await self._wait_ready(plan, store)
+            await members.enter_async_context(self._supervisor.keeping(engines(plan, access)))
+            await members.enter_async_context(self._supervisor.keeping([router(plan, access)]))
+            topology = await self._wait_ready(plan, access)
             url = topology.routers[ROUTER_NAME].url
             await self._wait_router_ready(url)
             self._log.say(f"ready after {self._clock.now() - began:.1f} s")
-            yield LocalCluster(store=store, router_url=url, topology=topology)
+            yield LocalCluster(access=access, router_url=url, topology=topology)
 
-    async def _wait_ready(self, plan: ClusterPlan, store: str) -> Topology:
-        opened = open_store(store, timeout_s=self._store_timeout_s)
+    async def _wait_ready(self, plan: ClusterPlan, access: StoreAccess) -> Topology:
+        opened = open_store(access)
         async with opened, Follower(opened, Keyspace(cluster=plan.cluster), clock=self._clock) as follower:
             said: tuple[str, ...] = ()
             while True:
@@ -98,7 +97,7 @@ class Launcher:
     async def _wait_router_ready(self, url: str) -> None:
         """The router follows the same keyspace on its own; give it the moment that takes."""
         deadline = self._clock.now() + ROUTER_CATCHES_UP_S
-        async with httpx.AsyncClient(trust_env=False, timeout=self._store_timeout_s) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=ROUTER_ANSWER_S) as client:
             while (answer := await _ask_ready(client, url)) is not None:
                 if self._clock.now() >= deadline:
                     raise RouterNotReady(f"the router at {url} does not take requests: {answer}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from pdcore.config import StoreAccess
 from pdcore.telemetry import LogFormat
 from pdcore.topology.records import Role
 
@@ -45,22 +46,22 @@ class ClusterPlan:
         return tuple(f"{role}-{number + 1}" for role, count in self.replicas for number in range(count))
 
 
-def engines(plan: ClusterPlan, store: str) -> tuple[Member, ...]:
+def engines(plan: ClusterPlan, access: StoreAccess) -> tuple[Member, ...]:
     """Every engine instance of ``plan``."""
     return tuple(
-        _engine(plan, store, role, f"{role}-{number + 1}")
+        _engine(plan, access, role, f"{role}-{number + 1}")
         for role, count in plan.replicas
         for number in range(count)
     )
 
 
-def router(plan: ClusterPlan, store: str) -> Member:
+def router(plan: ClusterPlan, access: StoreAccess) -> Member:
     """The one router of ``plan``."""
     flags = {"port": str(plan.port), "router-id": ROUTER_NAME}
-    return Member(name=ROUTER_NAME, argv=_python("router", {**_shared(plan, store), **flags}))
+    return Member(name=ROUTER_NAME, argv=_python("router", {**_shared(plan, access), **flags}))
 
 
-def _engine(plan: ClusterPlan, store: str, role: Role, instance_id: str) -> Member:
+def _engine(plan: ClusterPlan, access: StoreAccess, role: Role, instance_id: str) -> Member:
     flags = {
         "role": role,
         "instance-id": instance_id,
@@ -71,12 +72,19 @@ def _engine(plan: ClusterPlan, store: str, role: Role, instance_id: str) -> Memb
     }
     if plan.model_name is not None:
         flags["model-name"] = plan.model_name
-    return Member(name=instance_id, argv=_python("engine", {**_shared(plan, store), **flags}))
+    return Member(name=instance_id, argv=_python("engine", {**_shared(plan, access), **flags}))
 
 
-def _shared(plan: ClusterPlan, store: str) -> dict[str, str]:
+def _shared(plan: ClusterPlan, access: StoreAccess) -> dict[str, str]:
+    login = {
+        "store-user": access.user,
+        "store-ca": access.ca,
+        "store-cert": access.cert,
+        "store-key": access.key,
+    }
     return {
-        "store": store,
+        "store": access.url,
+        **{flag: value for flag, value in login.items() if value is not None},
         "cluster": plan.cluster,
         "host": HOST,
         "drain-timeout-s": f"{plan.drain_timeout_s:g}",

@@ -11,7 +11,7 @@ from typing import Final, TextIO
 
 from pdcore import telemetry
 from pdcore.clock import SystemClock
-from pdcore.config import UpConfig
+from pdcore.config import StoreAccess, UpConfig
 from pdcore.errors import ConfigError
 from pdcore.group.launch import embedded_etcd
 from pdcore.group.launch.child import Grace
@@ -38,9 +38,21 @@ def supervise(config: UpConfig, out: TextIO, body: Body, *, on_signal: int = 0) 
     telemetry.configure(config.log_format, "error", role="supervisor")
     log = PrefixedLog(out, (embedded_etcd.NAME, *plan.instance_ids, ROUTER_NAME))
     if config.store is not None:
-        return asyncio.run(_until_ended(config, plan, None, config.store, log, body, on_signal))
+        return asyncio.run(
+            _until_ended(config, plan, None, config.access_to(config.store), log, body, on_signal)
+        )
     with embedded_etcd.prepared(config.etcd_port, config.data_dir) as etcd:
-        return asyncio.run(_until_ended(config, plan, etcd, etcd.store, log, body, on_signal))
+        return asyncio.run(
+            _until_ended(
+                config,
+                plan,
+                etcd,
+                StoreAccess(url=etcd.store, timeout_s=config.store_timeout_s),
+                log,
+                body,
+                on_signal,
+            )
+        )
 
 
 def plan_of(config: UpConfig) -> ClusterPlan:
@@ -70,17 +82,17 @@ async def _until_ended(
     config: UpConfig,
     plan: ClusterPlan,
     etcd: EmbeddedEtcd | None,
-    store: str,
+    access: StoreAccess,
     log: PrefixedLog,
     body: Body,
     on_signal: int,
 ) -> int:
     clock, hurry = SystemClock(), asyncio.Event()
     supervisor = Supervisor(log, Grace(config.drain_timeout_s + BEYOND_DRAIN_S, hurry), clock)
-    launcher = Launcher(supervisor, log, clock, config.store_timeout_s)
+    launcher = Launcher(supervisor, log, clock)
     signalled = False
     try:
-        async with _signals_cancel(log, hurry) as received, launcher.running(plan, etcd, store) as cluster:
+        async with _signals_cancel(log, hurry) as received, launcher.running(plan, etcd, access) as cluster:
             try:
                 return await body(cluster, log)
             finally:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pdcore.config import StoreAccess
 from pdcore.errors import ConfigError
 from pdcore.group.launch import embedded_etcd
 from pdcore.group.launch.log import PrefixedLog
@@ -16,7 +17,7 @@ from tests.support.processes import free_port
 
 pytestmark = pytest.mark.unit
 
-STORE = "etcd://127.0.0.1:4001"
+STORE = StoreAccess(url="etcd://127.0.0.1:4001", timeout_s=3)
 PLAN = ClusterPlan(
     cluster="c",
     model=Path("/models/m"),
@@ -46,7 +47,7 @@ def test_an_engine_picks_its_ports_and_knows_store_cluster_and_model() -> None:
     assert given == {
         "role": "prefill",
         "instance-id": "prefill-2",
-        "store": STORE,
+        "store": STORE.url,
         "cluster": "c",
         "model": "/models/m",
         "port": "0",

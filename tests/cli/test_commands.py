@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from pdcore import __version__
 from pdcore.cli import main
+from pdcore.config import StoreAccess
 from pdcore.registry.connect import open_store
 from pdcore.registry.store import Put
 from pdcore.topology.keys import Keyspace
@@ -92,7 +93,7 @@ def etcd() -> Iterator[EtcdServer]:
 @pytest.fixture
 async def fleet_store(etcd: EtcdServer) -> str:
     view = Keyspace(cluster="shown").view
-    async with open_store(etcd.url, timeout_s=5) as store:
+    async with open_store(StoreAccess(url=etcd.url, timeout_s=5)) as store:
         await store.commit((), tuple(Put(view + key, value) for key, value in fleet().items()))
     return etcd.url
 

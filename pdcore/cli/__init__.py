@@ -1,0 +1,35 @@
+"""The command ``pdcore``: what a person types. Every process it starts has a command line of its own.
+
+One module per group of commands; ``terminal`` is how all of them print and fail.
+"""
+
+from __future__ import annotations
+
+import click
+
+from pdcore import __version__
+from pdcore.cli import cluster, topology
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="pdcore")
+def main() -> None:
+    """Serve a language model with prefill and decode in separate processes that find each other through etcd.
+
+    \b
+    See it work:      pdcore demo
+    Keep it running:  pdcore up            (then ask with the curl line it prints)
+    Look at a fleet:  pdcore topology --store etcd://HOST:PORT
+
+    \b
+    One process each, in any order, on any machine that reaches the store:
+      python -m pdcore.router
+      python -m pdcore.engine --role prefill
+      python -m pdcore.engine --role decode
+
+    Each setting is a flag, an environment variable (PDCORE_…) or a line in pdcore.toml; see --help of each command.
+    """
+
+
+for command in (cluster.up, cluster.demo, cluster.demo_model, topology.topology):
+    main.add_command(command)

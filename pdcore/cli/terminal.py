@@ -1,0 +1,58 @@
+"""How every command prints and fails."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import click
+from rich.console import Console
+
+from pdcore.errors import ConfigError, PdcoreError, StoreError
+
+FAILED: Final = 1
+MISCONFIGURED: Final = 2
+INTERRUPTED: Final = 130
+PIPE_COLUMNS: Final = 160
+
+
+def console() -> Console:
+    """Standard output; a pipe is as wide as a table needs."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+
+
+def columns() -> int:
+    """How wide a line may be."""
+    return shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns if sys.stdout.isatty() else PIPE_COLUMNS
+
+
+@contextmanager
+def failing_in_one_line(command: str) -> Iterator[None]:
+    """What pdcore raises on purpose becomes one line per problem: exit 2 for what was given, 1 for what happened."""
+    try:
+        yield
+    except ConfigError as wrong:
+        for problem in wrong.problems:
+            click.echo(f"{command}: {problem}", err=True)
+        sys.exit(MISCONFIGURED)
+    except PdcoreError as failed:
+        click.echo(f"{command}: {failed}", err=True)
+        sys.exit(FAILED)
+    except BrokenPipeError:  # nobody reads our output any more
+        sys.stdout = open(os.devnull, "w")
+        sys.exit(FAILED)
+
+
+@contextmanager
+def reading_store(url: str) -> Iterator[None]:
+    """Trouble with the store says which one it was and how to name another."""
+    try:
+        yield
+    except StoreError as error:
+        raise StoreError(
+            f"cannot read the store at {url}: {error}. Is it running? --store / PDCORE_STORE names another one."
+        ) from error
