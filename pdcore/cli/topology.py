@@ -15,11 +15,14 @@ from pdcore.topology.keys import Keyspace
 from pdcore.topology.topology import Topology, build
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @options(COMMON)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
-def topology(as_json: bool, **flags: str | None) -> None:
+@click.pass_context
+def topology(context: click.Context, /, as_json: bool, **flags: str | None) -> None:
     """Show which instances and routers are registered, and why one is not ready."""
+    if context.invoked_subcommand is not None:
+        return
     with failing_in_one_line("pdcore topology"):
         config = load(CommonConfig, COMMON, flags, section="topology")
         with reading_store(config.store):
