@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pdcore.config import StoreAccess
 from pdcore.errors import ConfigError
 from pdcore.registry.store import Store
+
+if TYPE_CHECKING:
+    from pdcore.registry.etcd.endpoints import Endpoints
 
 ETCD: Final = "etcd://"
 ETCD_PORT: Final = 2379
@@ -23,6 +26,13 @@ def open_store(access: StoreAccess) -> Store:
     from pdcore.registry.etcd.driver import EtcdStore  # grpc is loaded only where a store is opened
 
     return EtcdStore(etcd_addresses(access.url), timeout_s=access.timeout_s)
+
+
+def etcd_endpoints(access: StoreAccess) -> Endpoints:
+    """The members of the etcd cluster at ``access.url``, not yet connected. Raises ConfigError as above."""
+    from pdcore.registry.etcd.endpoints import Endpoints
+
+    return Endpoints(etcd_addresses(access.url), timeout_s=access.timeout_s)
 
 
 def etcd_addresses(url: str) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,6 +111,29 @@ class EtcdServer:
         """Forget all data. Only while it is down."""
         assert not self.child.running, "stop it first"
         shutil.rmtree(self.data)
+
+    def etcdctl(self, *arguments: str) -> str:
+        """What ``etcdctl`` prints; CalledProcessError when it fails."""
+        program = shutil.which("etcdctl")
+        assert program is not None, "etcdctl is not installed (Debian: apt-get install etcd-client)"
+        done = subprocess.run(
+            [program, "--endpoints", self.endpoint, *arguments],
+            env={**os.environ, "ETCDCTL_API": "3"},
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+            check=True,
+        )
+        return done.stdout
+
+    def fill(self) -> None:
+        """Put until the quota is used up."""
+        for number in range(1_000):
+            try:
+                self.etcdctl("put", f"/filling/{number}", "x" * 8_000)
+            except subprocess.CalledProcessError:
+                return
+        raise AssertionError("no quota stops anybody")
 
     def healthy(self) -> bool:
         """Whether it serves linearizable reads now."""

@@ -8,16 +8,10 @@ from typing import Final, Self
 
 from pdcore.errors import Compacted, LeaseGone, StoreRefused, StoreUnavailable
 from pdcore.registry.etcd import wire_pb2 as wire
-from pdcore.registry.etcd.endpoints import (
-    LEASE_GRANT,
-    LEASE_KEEP_ALIVE,
-    LEASE_REVOKE,
-    MAX_MESSAGE_BYTES,
-    RANGE,
-    TXN,
-    Endpoints,
-)
+from pdcore.registry.etcd.endpoints import MAX_MESSAGE_BYTES, Endpoints
 from pdcore.registry.etcd.faults import PageTooLarge
+from pdcore.registry.etcd.identity import NOBODY, Identity
+from pdcore.registry.etcd.methods import LEASE_GRANT, LEASE_KEEP_ALIVE, LEASE_REVOKE, RANGE, TXN
 from pdcore.registry.etcd.revisions import key_range, key_text, stored
 from pdcore.registry.etcd.watch import Patience, watch_prefix
 from pdcore.registry.store import (
@@ -40,22 +34,28 @@ NEVER: Final = -1  # no key was ever written at this revision
 
 
 class EtcdStore:
-    """The keyspace on the etcd cluster at ``addresses`` (``host:port``). Every call ends within ``timeout_s``
-    per page or transaction; reads and lease calls are tried on a second member, transactions never. ``first`` is the
-    index of the member to begin with, a random one unless given."""
+    """The keyspace on the etcd cluster at ``addresses`` (``host:port``), as ``identity`` (nobody, and unencrypted,
+    unless given). Every call ends within ``timeout_s`` per page or transaction; reads and lease calls are tried on a
+    second member, transactions never. ``first`` is the index of the member to begin with, a random one unless given.
+    """
 
     def __init__(
         self,
         addresses: tuple[str, ...],
         *,
         timeout_s: float,
+        identity: Identity = NOBODY,
         patience: Patience | None = None,
         page_keys: int = PAGE_KEYS,
         first: int | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self._endpoints = Endpoints(
-            addresses, timeout_s=timeout_s, first=first, max_message_bytes=max_message_bytes
+            addresses,
+            timeout_s=timeout_s,
+            identity=identity,
+            first=first,
+            max_message_bytes=max_message_bytes,
         )
         self._patience = patience or Patience()
         self._page_keys = page_keys

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import Any, Final, Generic, Protocol, Self, TypeVar
+from typing import Final, Self
 
 import grpc
 
 from pdcore.errors import StoreUnavailable
-from pdcore.registry.etcd import wire_pb2 as wire
 from pdcore.registry.etcd.faults import translate
+from pdcore.registry.etcd.identity import NOBODY, Identity
+from pdcore.registry.etcd.methods import Method, RequestT, ResponseT
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 LEAST_ATTEMPT_S: Final = 0.05
@@ -35,44 +35,6 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
 _LEADER_ONLY: Final = (("hasleader", "true"),)  # a member cut off from its leader says so instead of waiting
 
 
-class _Request(Protocol):
-    def SerializeToString(self) -> bytes: ...
-
-
-RequestT = TypeVar("RequestT", bound=_Request)
-ResponseT = TypeVar("ResponseT")
-
-
-@dataclass(frozen=True)
-class Method(Generic[RequestT, ResponseT]):
-    """One remote procedure: its path on the wire and the two messages."""
-
-    path: str
-    request: type[RequestT]
-    response: Any  # type[ResponseT]; protobuf's FromString is typed on the instance's class only
-
-
-RANGE: Final = Method[wire.RangeRequest, wire.RangeResponse](
-    "/etcdserverpb.KV/Range", wire.RangeRequest, wire.RangeResponse
-)
-TXN: Final = Method[wire.TxnRequest, wire.TxnResponse](
-    "/etcdserverpb.KV/Txn", wire.TxnRequest, wire.TxnResponse
-)
-LEASE_GRANT: Final = Method[wire.LeaseGrantRequest, wire.LeaseGrantResponse](
-    "/etcdserverpb.Lease/LeaseGrant", wire.LeaseGrantRequest, wire.LeaseGrantResponse
-)
-LEASE_REVOKE: Final = Method[wire.LeaseRevokeRequest, wire.LeaseRevokeResponse](
-    "/etcdserverpb.Lease/LeaseRevoke", wire.LeaseRevokeRequest, wire.LeaseRevokeResponse
-)
-# A stream in both directions on the server's side; one request and one answer look the same on the wire.
-LEASE_KEEP_ALIVE: Final = Method[wire.LeaseKeepAliveRequest, wire.LeaseKeepAliveResponse](
-    "/etcdserverpb.Lease/LeaseKeepAlive", wire.LeaseKeepAliveRequest, wire.LeaseKeepAliveResponse
-)
-WATCH: Final = Method[wire.WatchRequest, wire.WatchResponse](
-    "/etcdserverpb.Watch/Watch", wire.WatchRequest, wire.WatchResponse
-)
-
-
 class Endpoints:
     """Connections to ``addresses`` (``host:port``), open inside ``async with``. Calls go to :attr:`current`."""
 
@@ -81,21 +43,22 @@ class Endpoints:
         addresses: tuple[str, ...],
         *,
         timeout_s: float,
+        identity: Identity = NOBODY,
         first: int | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self.addresses = addresses
         self._options = (*_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes))
         self.timeout_s = timeout_s
+        self._identity = identity
         # Nobody named: a fleet spreads over the members.
         self._index = random.randrange(len(addresses)) if first is None else first
-        self._channels: list[grpc.aio.Channel] = []
+        self._channels: dict[str, grpc.aio.Channel] = {}
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         for address in self.addresses:
-            channel = await self._open.enter_async_context(self._channel(address))
-            self._channels.append(channel)
+            self._channels[address] = await self._open.enter_async_context(self._channel(address))
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -129,21 +92,25 @@ class Endpoints:
             budget_s = deadline - asyncio.get_running_loop().time()
             share_s = budget_s / left if len(self.addresses) > 1 else budget_s
             left -= 1
+            address = self.current
             try:
-                return await self._attempt(method, request, max(share_s, LEAST_ATTEMPT_S))
+                return await self.call_at(address, method, request, max(share_s, LEAST_ATTEMPT_S))
             except StoreUnavailable:
+                self.rotate(address)
                 if left == 0 or asyncio.get_running_loop().time() + RETRY_PAUSE_S[1] >= deadline:
                     raise
             await asyncio.sleep(random.uniform(*RETRY_PAUSE_S))
 
     def _channel(self, address: str) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(address, options=self._options)
+        if self._identity.tls is None:
+            return grpc.aio.insecure_channel(address, options=self._options)
+        return grpc.aio.secure_channel(address, self._identity.tls, options=self._options)
 
-    async def _attempt(
-        self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float
+    async def call_at(
+        self, address: str, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float
     ) -> ResponseT:
-        address = self.current
-        invoke = self._channels[self._index].unary_unary(
+        """The answer of the member at ``address``, tried once."""
+        invoke = self._channels[address].unary_unary(
             method.path,
             request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString,
@@ -151,10 +118,7 @@ class Endpoints:
         try:
             response: ResponseT = await invoke(request, timeout=timeout_s, metadata=_LEADER_ONLY)
         except grpc.aio.AioRpcError as error:
-            fault = translate(error.code(), error.details(), address)
-            if isinstance(fault, StoreUnavailable):
-                self.rotate(address)
-            raise fault from error
+            raise translate(error.code(), error.details(), address) from error
         return response
 
 

@@ -18,8 +18,9 @@ import grpc
 from pdcore.beside import running_beside
 from pdcore.errors import Compacted, StoreError, StoreUnavailable
 from pdcore.registry.etcd import wire_pb2 as wire
-from pdcore.registry.etcd.endpoints import WATCH, Endpoints, open_stream
+from pdcore.registry.etcd.endpoints import Endpoints, open_stream
 from pdcore.registry.etcd.faults import translate
+from pdcore.registry.etcd.methods import WATCH
 from pdcore.registry.etcd.revisions import RevisionGrouper, key_range
 from pdcore.registry.store import Alive, WatchMessage
 
