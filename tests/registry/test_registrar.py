@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from functools import partial
-from typing import Any
 
-import msgspec
 import pytest
 
 from pdcore.errors import ConfigError
-from pdcore.registry import machine
 from pdcore.registry.etcd.driver import EtcdStore
-from pdcore.registry.registrar_messages import RegistrarSpec
 from pdcore.registry.registration import Registration
 from pdcore.registry.store import Delete
 from pdcore.topology.keys import Keyspace
 from pdcore.topology.records import DepartureRecord, InstanceRecord, RankRecord
 from tests.support.etcd_server import EtcdServer
-from tests.support.eventually import eventually, eventually_now
+from tests.support.eventually import eventually
+from tests.support.parents import has_ended, parent, rank
 from tests.support.processes import free_port
 from tests.support.registrations import (
     FIRST,
     SECOND,
     draining,
     instance_record,
-    rank_process,
     rank_record,
     records,
     spec,
@@ -43,85 +36,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 START_S = 20.0
 INSTANCE, RANK, RANK_2, DEPARTURE = "instances/d0", "ranks/d0/0.0.0", "ranks/d0/1.0.0", "departures/d0"
-
-
-def has_ended(pid: int) -> bool:
-    return machine.process_started(pid) is None
-
-
-class Parent:
-    """A fake leader as a process of its own; whatever it started is ended with it."""
-
-    def __init__(self, spec: RegistrarSpec, *, ranks: int = 1, url: str = "http://127.0.0.1:1") -> None:
-        arguments = [msgspec.json.encode(spec).decode(), str(ranks), url]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.fake_parent", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        self.registered: dict[str, Any] = {}
-
-    def go(self) -> None:
-        """Let it start: until then it has only loaded its code."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-
-    def wait(self, event: str) -> dict[str, Any]:
-        """Its next words, which are to be ``event``."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, self.errors()
-        said: dict[str, Any] = json.loads(line)
-        assert said["event"] == event, said
-        return said
-
-    def wait_registered(self) -> dict[str, Any]:
-        self.go()
-        self.wait("claimed")
-        self.registered = self.wait("registered")
-        return self.registered
-
-    def errors(self) -> str:
-        assert self.process.stderr is not None
-        return self.process.stderr.read().decode()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def close(self) -> None:
-        self.kill()
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            assert stream is not None
-            stream.close()
-        for pid in self.registered.get("ranks", []):
-            eventually_now(partial(has_ended, pid), 5.0, f"rank {pid} gone")
-        if self.registered:
-            eventually_now(partial(has_ended, self.registered["registrar"]), 10.0, "registrar gone")
-
-
-@contextlib.contextmanager
-def parent(spec: RegistrarSpec, **options: Any) -> Iterator[Parent]:
-    running = Parent(spec, **options)
-    try:
-        yield running
-    finally:
-        running.close()
-
-
-@contextlib.contextmanager
-def rank(registration: Registration, position: Any = FIRST, *, beats: bool = True) -> Iterator[int]:
-    """A rank process under ``registration``; its pid."""
-    process = rank_process(registration.beat_pipe(position) if beats else None)
-    pidfd = machine.open_pidfd(process.pid)
-    registration.watch_process(position, pidfd)
-    os.close(pidfd)
-    try:
-        yield process.pid
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture

@@ -2,12 +2,15 @@
 
 ``python -m tests.support.fake_parent SPEC RANKS URL``, SPEC as JSON. Waits for a line on its standard input, so that
 a test can have it loaded beforehand. Says ``claimed``, then ``registered`` with the seconds since put, its ranks'
-pids and its registrar's; ends like an engine: 2 refused, 3 superseded.
+pids and its registrar's; ends like an engine: 2 refused, 3 superseded. A later line ``loop SECONDS`` or
+``native SECONDS`` blocks its event loop that long, in Python or in a native call that holds the interpreter; then it
+says ``blocked``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 import os
 import sys
@@ -26,6 +29,22 @@ from tests.support.registrations import instance_record, rank_process, rank_reco
 
 def say(event: str, **fields: object) -> None:
     print(json.dumps({"event": event, **fields}), flush=True)
+
+
+def obey() -> None:
+    """Do what a line of standard input asks for; its end asks for nothing more."""
+    how, _, seconds = os.read(sys.stdin.fileno(), 100).decode().partition(" ")
+    match how:
+        case "loop":
+            end = time.monotonic() + float(seconds)
+            while time.monotonic() < end:
+                pass
+        case "native":
+            ctypes.PyDLL(None).usleep(round(float(seconds) * 1e6))
+        case _:
+            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+            return
+    say("blocked", how=how)
 
 
 async def parent(spec: RegistrarSpec, ranks: int, url: str) -> int:
@@ -48,6 +67,7 @@ async def parent(spec: RegistrarSpec, ranks: int, url: str) -> int:
         await registration.wait_registered(30)
         took_s = time.monotonic() - started
         say("registered", took_s=took_s, ranks=pids, registrar=registration.registrar_pid)
+        asyncio.get_running_loop().add_reader(sys.stdin.fileno(), obey)
         superseded = await registration.wait_superseded()
         say("superseded", holder=superseded.holder)
         return 3
