@@ -111,6 +111,7 @@ class Claiming:
             found.claim,
             leftovers,
             take,
+            order=found.order,
             claim_lease=await self._lease.ensure(),
             departure_lease=await self._keys.departure_lease() if leftovers else None,
             by=self._keys.by,

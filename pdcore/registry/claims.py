@@ -92,11 +92,13 @@ def taking(
     leftovers: Iterable[str],
     take: Take,
     *,
+    order: Stored | None = None,
     claim_lease: LeaseId,
     departure_lease: LeaseId | None,
     by: str,
 ) -> Transaction:
-    """Compare-and-swap the claim from exactly the ``claim`` that was read, and clear what its holder left.
+    """Compare-and-swap the claim from exactly the ``claim`` that was read, and clear what its holder left: keys, and
+    an ``order`` that bound it alone.
 
     Leftovers beyond one transaction are for the repair that follows.
     """
@@ -104,12 +106,15 @@ def taking(
         Absent(fence.claim_key) if claim is None else ModRevisionIs(fence.claim_key, claim.mod_revision)
     )
     cleared: list[Write] = [
-        Delete(fence.absolute(key)) for key in itertools.islice(sorted(leftovers), MAX_OPERATIONS - 2)
+        Delete(fence.absolute(key)) for key in itertools.islice(sorted(leftovers), MAX_OPERATIONS - 3)
     ]
     if cleared and take.departed is not None and departure_lease is not None:
         cleared.append(fence.departure(take.departed, take.reason, by, departure_lease))
     put = Put(fence.claim_key, fence.incarnation.encode(), claim_lease)
-    return Transaction(conditions=(unchanged,), writes=(put, *cleared))
+    if not fence.is_stale(order):
+        return Transaction(conditions=(unchanged,), writes=(put, *cleared))
+    cleared.append(Delete(fence.absolute(fence.order_key)))
+    return Transaction(conditions=(unchanged, fence.order_is(order)), writes=(put, *cleared))
 
 
 def is_process_alive(

@@ -14,10 +14,27 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pdcore.registry.registrar_messages import PARENT, Want
-from pdcore.registry.store import Absent, Condition, Delete, LeaseId, Put, Stored, ValueIs, Write
+from pdcore.registry.store import (
+    Absent,
+    Condition,
+    Delete,
+    LeaseId,
+    ModRevisionIs,
+    Put,
+    Stored,
+    ValueIs,
+    Write,
+)
 from pdcore.topology import codec, keys
 from pdcore.topology.keys import Keyspace
-from pdcore.topology.records import DepartureReason, DepartureRecord, InstanceRecord, RankRecord
+from pdcore.topology.orders import Meaning, binds, binds_every_start, meaning
+from pdcore.topology.records import (
+    DepartureReason,
+    DepartureRecord,
+    InstanceRecord,
+    OrderRecord,
+    RankRecord,
+)
 
 MAX_OPERATIONS: Final = 120
 """Per transaction; etcd's own limit is 128 unless raised. Larger instances take several transactions."""
@@ -51,6 +68,10 @@ class Fence:
         return keys.departure(self.instance_id)
 
     @property
+    def order_key(self) -> str:
+        return keys.order(self.instance_id)
+
+    @property
     def ranks_prefix(self) -> str:
         return f"ranks/{self.instance_id}/"
 
@@ -63,17 +84,56 @@ class Fence:
         record = DepartureRecord(incarnation=incarnation, reason=reason, by=by)
         return Put(self.absolute(self.departure_key), codec.encode(record), lease)
 
+    def meaning(self, order: Stored | None) -> Meaning:
+        """What the order that was read means for this incarnation; one that cannot be read means nothing."""
+        return meaning(self._order(order), self.incarnation)
+
+    def order_is(self, order: Stored | None) -> Condition:
+        """Holds while the order is the one that was read."""
+        key = self.absolute(self.order_key)
+        return Absent(key) if order is None else ModRevisionIs(key, order.mod_revision)
+
+    def takes_along(self, order: Stored | None) -> bool:
+        """Whether the order binds this incarnation alone, so that it means nothing once that has ended.
+
+        One to end is left standing: other registrars of the instance may not have read it yet.
+        """
+        read = self._order(order)
+        if read is None or read.kind == "end":
+            return False
+        return binds(read, self.incarnation) and not binds_every_start(read)
+
+    def is_stale(self, order: Stored | None) -> bool:
+        """Whether the order was for another incarnation alone, which has ended when this one takes the claim."""
+        read = self._order(order)
+        return read is not None and not binds(read, self.incarnation)
+
+    def _order(self, order: Stored | None) -> OrderRecord | None:
+        read = None if order is None else codec.decode(self.order_key, order.value)
+        return read if isinstance(read, OrderRecord) else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Presence:
-    """What is known of the processes. Members are rank positions (``0.0.0``) or ``parent``."""
+    """What is known of the processes. Members are rank positions (``0.0.0``) or ``parent``.
+
+    ``ended``: an order to end was carried out.
+    """
 
     exited: frozenset[str] = frozenset()
     silent: frozenset[str] = frozenset()
     leaving: DepartureReason | None = None
+    ended: bool = False
+
+    @property
+    def is_final(self) -> bool:
+        """Whether this incarnation will not stand again."""
+        return self.ended or self.leaving is not None or PARENT in self.exited
 
     def whole(self) -> DepartureReason | None:
         """Why nothing of the instance may stand, if so."""
+        if self.ended:
+            return "ordered"
         if PARENT in self.exited:
             return "died"
         if self.leaving is not None:
@@ -92,11 +152,13 @@ class Wanted:
     """``entries`` are to exist with these values, ``absent`` are not to (and why).
 
     ``others``: why any further key of the instance may not stand; None leaves them to their own registrars.
+    ``final``: the instance ends with this, and so does an order for this incarnation alone.
     """
 
     entries: Mapping[str, bytes]
     absent: Mapping[str, DepartureReason] = field(default_factory=dict)
     others: DepartureReason | None = None
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +183,8 @@ def wanted(instance_id: str, want: Want, presence: Presence) -> Wanted:
         absent = dict.fromkeys(ranks, gone)
         if want.instance is None:
             return Wanted(entries={}, absent=absent)
-        return Wanted(entries={}, absent=absent | {instance_key: gone}, others=gone)
+        absent |= {instance_key: gone}
+        return Wanted(entries={}, absent=absent, others=gone, final=presence.is_final)
     entries = {} if want.instance is None else {instance_key: want.instance.encode()}
     absent = {}
     for key, (member, value) in ranks.items():
@@ -138,6 +201,7 @@ def repair(
     found: Mapping[str, Stored],
     want: Wanted,
     *,
+    order: Stored | None = None,
     lease: LeaseId | None,
     departure_lease: LeaseId | None,
     by: str,
@@ -147,7 +211,7 @@ def repair(
     Empty when nothing is to do. What another incarnation left goes without a word: who took the claim from it has
     explained it. A key of our own that goes is explained in the same transaction (unless the store granted no
     lease for that: ``departure_lease`` is None); once nothing is missing any more, that explanation is taken back,
-    lest it explain the next loss.
+    lest it explain the next loss. ``order`` is the one that was read: it goes with the incarnation it binds.
     """
     deletes = [
         Delete(fence.absolute(key)) for key in sorted(found) if goes(fence, key, found[key], want) is not None
@@ -159,7 +223,13 @@ def repair(
         writes.insert(0, fence.departure(fence.incarnation, reason, by, departure_lease))
     elif want.entries and not want.absent and _departed(fence, found):
         writes.insert(0, Delete(fence.absolute(fence.departure_key)))
-    return tuple(Transaction(conditions=(fence.claimed,), writes=part) for part in _parts(writes))
+    transactions = [Transaction(conditions=(fence.claimed,), writes=part) for part in _parts(writes)]
+    if want.final and fence.takes_along(order):
+        forgotten = Delete(fence.absolute(fence.order_key))
+        transactions.append(
+            Transaction(conditions=(fence.claimed, fence.order_is(order)), writes=(forgotten,))
+        )
+    return tuple(transactions)
 
 
 def explanation(fence: Fence, found: Mapping[str, Stored], want: Wanted) -> DepartureReason | None:
@@ -178,11 +248,12 @@ def goes(fence: Fence, key: str, stored: Stored, want: Wanted) -> DepartureReaso
     return want.absent.get(key, want.others)
 
 
-def confirmation(fence: Fence, want: Wanted) -> Transaction | None:
-    """A transaction without writes that succeeds iff everything stands; None when one cannot hold it."""
+def confirmation(fence: Fence, want: Wanted, order: Stored | None = None) -> Transaction | None:
+    """A transaction without writes that succeeds iff everything stands and ``order`` is still the one given; None
+    when one cannot hold it."""
     present = [ValueIs(fence.absolute(key), value) for key, value in want.entries.items()]
     absent = [Absent(fence.absolute(key)) for key in want.absent]
-    conditions: tuple[Condition, ...] = (fence.claimed, *present, *absent)
+    conditions: tuple[Condition, ...] = (fence.claimed, fence.order_is(order), *present, *absent)
     return Transaction(conditions=conditions, writes=()) if len(conditions) <= MAX_OPERATIONS else None
 
 

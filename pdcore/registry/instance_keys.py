@@ -19,10 +19,11 @@ DEPARTURE_TTL_S: Final = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The claim, and every key of the instance relative to the view (its departure too)."""
+    """The claim, every key of the instance relative to the view (its departure too), and the order it is under."""
 
     claim: Stored | None
     entries: Mapping[str, Stored]
+    order: Stored | None = None
 
 
 class InstanceKeys:
@@ -44,7 +45,8 @@ class InstanceKeys:
         ranks = await self._store.list(self.fence.absolute(self.fence.ranks_prefix))
         view = len(self.fence.keyspace.view)
         entries |= {key[view:]: stored for key, stored in ranks.entries.items()}
-        return Found(claim=claim, entries=entries)
+        order = await self._store.get(self.fence.absolute(self.fence.order_key))
+        return Found(claim=claim, entries=entries, order=order)
 
     async def repair(self, found: Found, want: Wanted, lease: LeaseId | None) -> int | None:
         """Commit what ``found`` lacks; the revision as of which ``want`` stands, None when the claim has moved."""
@@ -53,6 +55,7 @@ class InstanceKeys:
             self.fence,
             found.entries,
             want,
+            order=found.order,
             lease=lease,
             departure_lease=await self.departure_lease() if explained else None,
             by=self.by,
@@ -65,9 +68,12 @@ class InstanceKeys:
             revision = committed.revision
         return revision
 
-    async def confirm(self, want: Wanted) -> bool:
-        """Whether all of ``want`` stands under our claim; False also when one question cannot tell."""
-        question = desired.confirmation(self.fence, want)
+    async def confirm(self, want: Wanted, order: Stored | None) -> bool:
+        """Whether all of ``want`` stands under our claim and ``order`` is still the one given.
+
+        False also when one question cannot tell.
+        """
+        question = desired.confirmation(self.fence, want, order)
         return question is not None and (await self.commit(question)).succeeded
 
     async def departure_lease(self) -> LeaseId | None:

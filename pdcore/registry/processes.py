@@ -104,6 +104,12 @@ class Processes:
             machine.kill(pidfd)
         return tuple(sorted(running))
 
+    def kill_parent(self) -> None:
+        """SIGKILL the parent; nothing happens when it is gone."""
+        held = self._members.get(PARENT)
+        if held is not None and held.process is not None:
+            machine.kill(held.process)
+
     def _exit(self, member: str) -> None:
         self._drop_process(member)
         self._drop_beats(member)

@@ -24,7 +24,7 @@ from pdcore.registry.instance_keys import InstanceKeys
 from pdcore.registry.lease import HeldLease, Jitter, retry_after_s
 from pdcore.registry.processes import Processes
 from pdcore.registry.registrar_messages import PARENT, Leave, Start, Status, Want
-from pdcore.registry.store import Store
+from pdcore.registry.store import Store, Stored
 from pdcore.topology.keys import Keyspace
 
 log = telemetry.logger(__name__)
@@ -32,6 +32,8 @@ log = telemetry.logger(__name__)
 SPREAD_PER_TTL: Final = 0.05
 LONGEST_SPREAD_S: Final = 0.5
 """Registrations that lost their leases together come back spread over this long."""
+PARENT_ENDS_S: Final = 5.0
+"""How long a parent whose ranks were killed by order may take to end by itself."""
 _NOTHING: Final = Want(version=0, instance=None, ranks={})
 
 
@@ -41,7 +43,8 @@ class Upkeep:
     ``status`` is what to tell the parent; ``changed`` is set with every change of it.
 
     Mutable: ``_want`` (the one desired record, swapped whole), ``_leave`` with ``_give_up_at``, ``_dirty`` (the store
-    may disagree), ``_check_at`` (next keepalive), ``_failures`` with ``_retry_at`` (after failed steps), ``_done``.
+    may disagree), ``_check_at`` (next keepalive), ``_failures`` with ``_retry_at`` (after failed steps), ``_order``
+    (as last read) with ``_kill_parent_at`` (once it was one to end), ``_done``.
     """
 
     def __init__(
@@ -73,6 +76,8 @@ class Upkeep:
         self._want = _NOTHING
         self._leave: Leave | None = None
         self._give_up_at: float | None = None
+        self._order: Stored | None = None
+        self._kill_parent_at: float | None = None
         self._dirty = True
         self._done = False
         self._check_at = float("-inf")
@@ -125,7 +130,7 @@ class Upkeep:
         """One step of :meth:`run`. A StoreError is noted and the step is due again. Raises Superseded, Refused."""
         self._wake.clear()  # before looking: news that comes during the step calls for another one
         try:
-            await self._step()
+            asked = await self._step()
         except LeaseGone:
             await self._lose_lease()
         except StoreError as error:
@@ -134,9 +139,12 @@ class Upkeep:
             self._note_store(str(error))
         else:
             self._failures = 0
-            self._note_store(None)
+            if asked:
+                self._note_store(None)
 
-    async def _step(self) -> None:
+    async def _step(self) -> bool:
+        """Do what is due; whether that took the store, so that its answers say something about it."""
+        asked = False
         if self._processes.look():
             self._dirty = True
         if self._is_over() and not self._claiming.claimed:
@@ -144,8 +152,11 @@ class Upkeep:
             self._done = True
         elif self._clock.now() >= self._check_at:
             await self._check()
+            asked = True
         if self._dirty and not self._done:
             await self._settle()
+            asked = True
+        return asked
 
     async def _check(self) -> None:
         """Every third of the TTL: keep the leases, and see whether everything still stands."""
@@ -153,8 +164,8 @@ class Upkeep:
         if self._lease.id is not None and not await self._lease.renew():
             raise LeaseGone("the registration lease is gone")
         await self._claiming.renew(now)
-        if not self._dirty and not await self._keys.confirm(self._wanted()):
-            log.info("keys differ from what they should be; repairing")
+        if not self._dirty and not await self._keys.confirm(self._wanted(), self._order):
+            log.info("keys differ from what they should be, or an order does; reading again")
             self._dirty = True
         self._check_at = now + self._ttl_s / 3 * (0.9 + self._jitter() / 10)
 
@@ -172,6 +183,7 @@ class Upkeep:
         if not await self._claiming.secure(found):
             return False
         self._tell(claimed=True, predecessor=self._claiming.predecessor)
+        self._obey(found.order)
         version, over, wanted = self._want.version, self._is_over(), self._wanted()
         lease = await self._lease.ensure() if wanted.entries else self._lease.id
         revision = await self._keys.repair(found, wanted, lease)
@@ -181,11 +193,19 @@ class Upkeep:
         self._done = over
         return True
 
+    def _obey(self, order: Stored | None) -> None:
+        """An order to end kills at once: whoever gave it may wait for the memory of these processes."""
+        self._order = order
+        if self._kill_parent_at is None and self._keys.fence.meaning(order) == "end":
+            self._kill_parent_at = self._clock.now() + PARENT_ENDS_S
+            log.error("ordered to end; ranks killed", ranks=self._processes.kill_ranks())
+
     def _wanted(self) -> Wanted:
         presence = Presence(
             exited=self._processes.exited,
             silent=self._processes.silent,
             leaving=None if self._leave is None else self._leave.reason,
+            ended=self._kill_parent_at is not None,
         )
         return desired.wanted(self._keys.fence.instance_id, self._want, presence)
 
@@ -198,16 +218,22 @@ class Upkeep:
     def _notice_parent(self) -> None:
         """With the parent gone nobody may go on; what cannot be withdrawn by then, the lease's end withdraws."""
         now = self._clock.now()
-        if self._parent_exited:
+        if self._kill_parent_at is not None and now >= self._kill_parent_at:
+            self._processes.kill_parent()
+        if self._parent_exited or self._kill_parent_at is not None:
             self._processes.kill_ranks()
+        if self._parent_exited:
             self._give_up_at = self._give_up_at or now + self._ttl_s
         if self._give_up_at is not None and now >= self._give_up_at:
             self._done = True
 
     async def _lose_lease(self) -> None:
-        log.warning("lease lost; registering again")
         self._lease.forget()
         self._dirty = True
+        if self._is_over():
+            log.info("lease lost while leaving")
+            return
+        log.warning("lease lost; registering again")
         await self._clock.sleep(self._jitter() * min(LONGEST_SPREAD_S, self._ttl_s * SPREAD_PER_TTL))
 
     async def _pause(self) -> None:
@@ -224,7 +250,8 @@ class Upkeep:
             return max(0.0, self._retry_at - now)
         if self._dirty:
             return 0.0
-        return max(0.0, min(self._check_at, self._processes.next_silence() or self._check_at) - now)
+        others = (self._processes.next_silence(), None if self._parent_exited else self._kill_parent_at)
+        return max(0.0, min((self._check_at, *(at for at in others if at is not None))) - now)
 
     async def _end_lease(self) -> None:
         if self._lease.id is None:

@@ -20,7 +20,8 @@ from pdcore.registry.desired import MAX_OPERATIONS, Fence
 from pdcore.registry.store import Absent, Delete, LeaseId, ModRevisionIs, Put, Stored
 from pdcore.topology import codec
 from pdcore.topology.keys import Keyspace
-from pdcore.topology.records import DepartureReason, DepartureRecord
+from pdcore.topology.records import DepartureReason, DepartureRecord, OrderKind
+from tests.support.fleet import order_record
 from tests.support.registrations import instance_record
 
 pytestmark = pytest.mark.unit
@@ -109,6 +110,38 @@ def test_taking_a_claim_compares_it_and_clears_and_explains_what_its_holder_left
     }
 
 
+def order_for(incarnation: str, *, kind: OrderKind = "drain", sticky: bool = False) -> Stored:
+    return Stored(codec.encode(order_record(kind, incarnation, sticky=sticky)), 11, 11)
+
+
+@pytest.mark.parametrize(
+    ("order", "goes"),
+    [
+        (order_for("old"), True),
+        (order_for("old", kind="end"), True),
+        (order_for("old", kind="end", sticky=True), True),
+        (order_for("old", sticky=True), False),
+        (order_for("new"), False),
+        (Stored(b"garbage", 11, 11), False),
+        (None, False),
+    ],
+)
+def test_an_order_for_the_holder_alone_goes_with_it(order: Stored | None, goes: bool) -> None:
+    transaction = taking(
+        FENCE,
+        Stored(b"old", 9, 2),
+        (),
+        Take(),
+        order=order,
+        claim_lease=LEASE,
+        departure_lease=None,
+        by="test",
+    )
+    key = VIEW + "orders/d0"
+    assert (Delete(key) in transaction.writes) == goes
+    assert (ModRevisionIs(key, 11) in transaction.conditions) == goes
+
+
 def test_taking_never_exceeds_one_transaction() -> None:
     leftovers = {f"ranks/d0/{dp}.0.0" for dp in range(500)}
     claim = Stored(b"old", 9, 2)
@@ -117,6 +150,7 @@ def test_taking_never_exceeds_one_transaction() -> None:
         claim,
         leftovers,
         Take(departed="old"),
+        order=order_for("old"),
         claim_lease=LEASE,
         departure_lease=DEPARTURE_LEASE,
         by="test",

@@ -21,10 +21,11 @@ from pdcore.registry.desired import (
 )
 from pdcore.registry.memory import MemoryStore
 from pdcore.registry.registrar_messages import PARENT, Want
-from pdcore.registry.store import Absent, Delete, LeaseId, Put, Stored, ValueIs
+from pdcore.registry.store import Absent, Delete, LeaseId, ModRevisionIs, Put, Stored, ValueIs
 from pdcore.topology import codec
 from pdcore.topology.keys import Keyspace
-from pdcore.topology.records import DepartureRecord
+from pdcore.topology.records import DepartureRecord, OrderKind
+from tests.support.fleet import order_record
 from tests.support.registrations import instance_record, rank_record
 
 pytestmark = pytest.mark.unit
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.unit
 FENCE = Fence(keyspace=Keyspace(cluster="test"), instance_id="d0", incarnation="a")
 VIEW = "/pdcore/test/view/"
 INSTANCE, RANK, RANK_2, DEPARTURE = "instances/d0", "ranks/d0/0.0.0", "ranks/d0/1.0.0", "departures/d0"
+ORDER = "orders/d0"
 LEASE, DEPARTURE_LEASE = LeaseId(7), LeaseId(8)
 OURS = codec.encode(rank_record("a")).decode()
 FULL = Want(
@@ -49,9 +51,12 @@ def standing(want: Want = FULL) -> dict[str, Stored]:
 
 
 def repaired(
-    found: Mapping[str, Stored], want: Wanted, departure_lease: LeaseId | None = DEPARTURE_LEASE
+    found: Mapping[str, Stored],
+    want: Wanted,
+    departure_lease: LeaseId | None = DEPARTURE_LEASE,
+    order: Stored | None = None,
 ) -> tuple[Transaction, ...]:
-    return repair(FENCE, found, want, lease=LEASE, departure_lease=departure_lease, by="test")
+    return repair(FENCE, found, want, order=order, lease=LEASE, departure_lease=departure_lease, by="test")
 
 
 def departure_in(transaction: Transaction) -> tuple[str, str] | None:
@@ -170,7 +175,37 @@ def test_confirmation_asks_for_everything_and_writes_nothing() -> None:
         ValueIs(VIEW + INSTANCE, want.entries[INSTANCE]),
         ValueIs(VIEW + RANK_2, OURS.encode()),
         Absent(VIEW + RANK),
+        Absent(VIEW + ORDER),
     }
+
+
+def order_for(incarnation: str, *, kind: OrderKind = "drain", sticky: bool = False) -> Stored:
+    return Stored(codec.encode(order_record(kind, incarnation, sticky=sticky)), 11, 11)
+
+
+def test_an_order_to_end_withdraws_everything_and_says_so() -> None:
+    presence = Presence(ended=True, leaving="died", exited=frozenset({PARENT, "0.0.0"}))
+    (transaction,) = repaired(standing(), wanted("d0", FULL, presence))
+    assert departure_in(transaction) == ("a", "ordered")
+
+
+@pytest.mark.parametrize(
+    ("order", "presence", "goes"),
+    [
+        (order_for("a"), Presence(leaving="left"), True),
+        (order_for("a", kind="undrain"), Presence(exited=frozenset({PARENT})), True),
+        (order_for("a"), Presence(silent=frozenset({PARENT})), False),  # it may beat again
+        (order_for("a"), Presence(), False),
+        (order_for("a", sticky=True), Presence(leaving="left"), False),
+        (order_for("b"), Presence(leaving="left"), False),
+        (order_for("a", kind="end"), Presence(ended=True), False),  # other registrars have to read it
+    ],
+)
+def test_an_order_goes_with_the_incarnation_it_binds(order: Stored, presence: Presence, goes: bool) -> None:
+    transactions = repaired(standing(), wanted("d0", FULL, presence), order=order)
+    deletes = [t for t in transactions if Delete(VIEW + ORDER) in t.writes]
+    assert bool(deletes) == goes
+    assert all(ModRevisionIs(VIEW + ORDER, 11) in t.conditions for t in deletes)
 
 
 MEMBERS = ("0.0.0", "1.0.0", PARENT)

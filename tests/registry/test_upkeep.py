@@ -18,15 +18,18 @@ from pdcore.registry.store import Delete, Put, Stored
 from pdcore.registry.upkeep import Upkeep
 from pdcore.topology import codec
 from pdcore.topology.keys import Keyspace
-from pdcore.topology.records import DepartureRecord
+from pdcore.topology.records import DepartureRecord, OrderKind
 from tests.support.eventually import eventually
 from tests.support.faulty_store import Fault, FaultyStore, ManualClock
+from tests.support.fleet import order_record
 from tests.support.registrations import instance_record, rank_record, records, spec
 
 pytestmark = pytest.mark.unit
 
 VIEW, CLAIM = "/pdcore/test/view/", "/pdcore/test/side/claims/d0"
 INSTANCE, RANK, RANK_2, DEPARTURE = "instances/d0", "ranks/d0/0.0.0", "ranks/d0/1.0.0", "departures/d0"
+ORDER = "orders/d0"
+KINDS: tuple[OrderKind, ...] = ("drain", "undrain", "end")
 TTL_S = 9
 
 
@@ -379,6 +382,59 @@ async def test_a_living_incumbent_is_refused_unless_told_otherwise(take_over: bo
         with pytest.raises(Refused, match="instance d0 is in use: incarnation old runs on this machine"):
             await on.settle()
         assert (await stored(on, CLAIM)).value == b"old"
+
+
+async def order(on: Bench, kind: OrderKind, incarnation: str) -> None:
+    await on.memory.commit((), (Put(VIEW + ORDER, codec.encode(order_record(kind, incarnation))),))
+
+
+async def test_an_order_to_end_is_obeyed_at_the_next_check_and_withdraws_as_ordered() -> None:
+    on = await registered(bench())
+    await order(on, "end", "a")
+    await on.next_check()
+    assert (await on.view()).keys() == {ORDER, DEPARTURE}
+    assert await reason_in(on) == "ordered"
+    assert not on.upkeep.is_done  # until the parent is gone
+    on.processes.exited |= {PARENT}
+    await on.upkeep.run()
+    assert await reason_in(on) == "ordered"
+
+
+async def test_an_order_for_somebody_else_means_nothing_and_costs_one_read() -> None:
+    on = await registered(bench())
+    for kind in KINDS:
+        await order(on, kind, "b")
+        await on.next_check()
+    assert {INSTANCE, RANK, RANK_2} <= (await on.view()).keys()
+    calls = on.store.calls
+    await on.next_check()
+    assert on.store.calls == calls + 2  # the keepalive, and one question
+
+
+async def test_an_order_to_drain_goes_with_its_incarnation_and_the_next_start_clears_what_stayed() -> None:
+    on = await registered(bench())
+    await order(on, "drain", "a")
+    await on.next_check()
+    on.upkeep.leave(Leave(reason="drained", timeout_s=10))
+    await on.settle()
+    assert (await on.view()).keys() == {DEPARTURE}
+
+    await order(on, "end", "a")
+    again = await registered(bench(on.memory, incarnation="b", clock=on.clock))
+    assert ORDER not in await again.view()
+
+
+async def test_a_call_that_was_never_made_is_no_answer(capfd: pytest.CaptureFixture[str]) -> None:
+    on = await registered(bench())
+    on.store.down = True
+    on.clock.time += TTL_S / 3
+    await on.upkeep.attempt()
+    assert on.upkeep.status.store_error is not None
+    on.upkeep.leave(Leave(reason="left", timeout_s=1))
+    on.clock.time += 1
+    await on.upkeep.run()
+    assert on.upkeep.status.store_error is not None
+    assert "store answers again" not in capfd.readouterr().out
 
 
 async def live(on: Bench) -> dict[str, object]:

@@ -8,7 +8,15 @@ from typing import Any
 from pdcore.topology import codec, keys
 from pdcore.topology.instance import expected_positions
 from pdcore.topology.keys import RankId, RankPosition
-from pdcore.topology.records import Compat, InstanceRecord, RankRecord, Record, Role
+from pdcore.topology.records import (
+    Compat,
+    InstanceRecord,
+    OrderKind,
+    OrderRecord,
+    RankRecord,
+    Record,
+    Role,
+)
 from pdcore.topology.topology import Stored, Topology, build
 
 COMPAT = Compat(
@@ -70,6 +78,13 @@ def rank_record(**changes: Any) -> RankRecord:
         machine="host-a",
     )
     return replace(record, **changes)
+
+
+def order_record(
+    kind: OrderKind = "drain", incarnation: str | None = "inc-1", *, sticky: bool = False
+) -> OrderRecord:
+    """An operator's order for :func:`instance_record`."""
+    return OrderRecord(kind=kind, incarnation=incarnation, sticky=sticky, by="test")
 
 
 def complete(instance_id: str, record: InstanceRecord, **rank_changes: Any) -> dict[str, Record]:
