@@ -228,15 +228,20 @@ def _check_whole(record: Record) -> None:
 
 def _read(found: Mapping[str, object], schema: Mapping[str, Check]) -> tuple[dict[str, Any], Any]:
     known: dict[str, Any] = {}
+    absent = 0
     for name, check in schema.items():
-        if name not in found and name not in _MAY_BE_ABSENT:
-            raise Wrong(f"{name} is missing")
+        value = found.get(name)
+        if value is None and name not in found:
+            if name not in _MAY_BE_ABSENT:
+                raise Wrong(f"{name} is missing")
+            absent += 1
         try:
-            known[name] = check(found.get(name))
+            known[name] = check(value)
         except Wrong as wrong:
             raise Wrong(f"{name}: {wrong}") from None
-    extra = {name: value for name, value in found.items() if name not in schema}
-    return known, MappingProxyType(extra) if extra else NOTHING
+    if len(found) == len(schema) - absent:
+        return known, NOTHING
+    return known, MappingProxyType({name: value for name, value in found.items() if name not in schema})
 
 
 def _plain(value: object) -> Any:

@@ -287,6 +287,8 @@ def _said(was: Instance | None, now: Instance, about: _About) -> Iterator[Event]
 
 def _ranks(was: Instance | None, now: Instance, about: _About, reason: LossReason) -> Iterator[Event]:
     before = {} if was is None else was.ranks
+    if before is now.ranks:
+        return
     for position, record in before.items():
         if position not in now.ranks:
             yield RankLost(**about, position=position, record=record, reason=reason)
@@ -311,6 +313,8 @@ def _about(instance: Instance, mark: _Mark) -> _About:
 
 def _reason(old: Topology, new: Topology, was: Instance) -> LossReason:
     """The departure of this incarnation, if it was written since ``old``: an earlier one explains an earlier loss."""
+    if was.instance_id not in new.departures:
+        return "unexplained"
     key = keys.departure(was.instance_id)
     now, before = new.entry(key), old.entry(key)
     if now is None or (before is not None and before.mod_revision == now.mod_revision):

@@ -148,7 +148,7 @@ def host(value: object) -> str:
     return value
 
 
-@lru_cache(maxsize=4096)  # all ranks of a machine have one address, and every change of them is read again
+@lru_cache(maxsize=4096)  # addresses repeat: with every change of a record, and among the ranks of a machine
 def _address(value: str) -> str:
     try:
         address = ipaddress.ip_address(value)
@@ -167,6 +167,11 @@ def url(value: object) -> str:
     """``http(s)://host[:port][/path]`` without credentials, query or fragment."""
     if not isinstance(value, str) or len(value) > 2048 or not value.isprintable() or " " in value:
         raise Wrong(f"{shown(value)} must be a URL")
+    return _url(value)
+
+
+@lru_cache(maxsize=4096)
+def _url(value: str) -> str:
     try:
         parts = urlsplit(value)
         number = parts.port

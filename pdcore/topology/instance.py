@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from pdcore.topology import keys
 from pdcore.topology.codec import Rejected
 from pdcore.topology.keys import RankPosition
+from pdcore.topology.orders import meaning
 from pdcore.topology.records import InstanceRecord, OrderRecord, RankRecord, Record, Role
 
+ValueT = TypeVar("ValueT")
 _NAMED_RANKS: Final = 8
+_NOBODY: Final[Mapping[RankPosition, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,7 @@ class Instance:
     @property
     def draining(self) -> bool:
         """Takes no new requests: it says so itself, or an order for this incarnation does."""
-        return self.record.state == "draining" or self._is_ordered_away()
+        return self.record.state == "draining" or meaning(self.order, self.incarnation) != "serve"
 
     @property
     def why_not_ready(self) -> tuple[str, ...]:
@@ -78,46 +81,99 @@ class Instance:
                 why = self.uncounted.get(position)
                 yield f"rank {position} " + ("is missing" if why is None else f"does not count: {why}")
 
-    def _is_ordered_away(self) -> bool:
-        order = self.order
-        if order is None or order.kind == "undrain":
-            return False
-        return order.sticky or order.incarnation == self.incarnation
-
 
 def expected_positions(record: InstanceRecord) -> Iterator[tuple[int, int, int]]:
     """(dp, cp, tp) of every rank a complete instance has, in order."""
     return product(range(record.dp_size), range(record.cp_size), range(record.tp_size))
 
 
-def assemble(instance_id: str, entries: Mapping[str, Entry]) -> Instance | None:
-    """The instance that ``entries``, every key about this id, make up; None without a valid record."""
-    own = entries.get(keys.instance(instance_id))
+def assemble(
+    instance_id: str, entries: Mapping[str, Entry], held: Instance | None, changed: Collection[str]
+) -> Instance | None:
+    """The instance that ``entries``, every key about this id, make up; None without a valid record.
+
+    ``held`` is what they made up before the keys in ``changed`` were; it is returned when that is still so. While
+    incarnation and layout stay, whether a rank counts has nothing to do with the others: only the changed are judged.
+    """
+    own, order = entries.get(keys.instance(instance_id)), entries.get(keys.order(instance_id))
     if own is None or not isinstance(own.record, InstanceRecord):
         return None
-    order = entries.get(keys.order(instance_id))
-    ranks: dict[RankPosition, RankRecord] = {}
-    uncounted: dict[RankPosition, str] = {}
-    for position, record in sorted(_rank_entries(entries), key=lambda item: item[0]):
-        why = _why_uncounted(own.record, position, record)
-        if isinstance(record, RankRecord) and why is None:
-            ranks[position] = record
-        elif why is not None:
-            uncounted[position] = why
-    return Instance(
+    if held is None or _layout(own.record) != _layout(held.record):
+        ranks, uncounted = _judged(own.record, _NOBODY, _NOBODY, _all_ranks(entries))
+    else:
+        ranks, uncounted = _judged(own.record, held.ranks, held.uncounted, _changed_ranks(entries, changed))
+    made = Instance(
         instance_id=instance_id,
         record=own.record,
         mod_revision=own.mod_revision,
-        ranks=MappingProxyType(ranks),
-        uncounted=MappingProxyType(uncounted),
+        ranks=ranks,
+        uncounted=uncounted,
         order=order.record if order is not None and isinstance(order.record, OrderRecord) else None,
     )
+    return held if made == held else made
 
 
-def _rank_entries(entries: Mapping[str, Entry]) -> Iterator[tuple[RankPosition, Record | Rejected]]:
-    for entry in entries.values():
-        if entry.name is not None and entry.name.position is not None:
-            yield entry.name.position, entry.record
+def _layout(record: InstanceRecord) -> tuple[str, int, int, int]:
+    return record.incarnation, record.dp_size, record.cp_size, record.tp_size
+
+
+def _all_ranks(entries: Mapping[str, Entry]) -> dict[RankPosition, Record | Rejected | None]:
+    return {
+        entry.name.position: entry.record
+        for entry in entries.values()
+        if entry.name is not None and entry.name.position is not None
+    }
+
+
+def _changed_ranks(
+    entries: Mapping[str, Entry], changed: Collection[str]
+) -> dict[RankPosition, Record | Rejected | None]:
+    """The newest record at every position named in ``changed``, None where there is none any more."""
+    found: dict[RankPosition, Record | Rejected | None] = {}
+    for key in changed:
+        entry = entries.get(key)
+        name = keys.parse(key) if entry is None else entry.name
+        if name is not None and name.position is not None:
+            found[name.position] = None if entry is None else entry.record
+    return found
+
+
+def _judged(
+    instance: InstanceRecord,
+    ranks: Mapping[RankPosition, RankRecord],
+    uncounted: Mapping[RankPosition, str],
+    newest: Mapping[RankPosition, Record | Rejected | None],
+) -> tuple[Mapping[RankPosition, RankRecord], Mapping[RankPosition, str]]:
+    """``ranks`` and ``uncounted`` with the positions in ``newest`` judged again; in order of position."""
+    if not newest:
+        return ranks, uncounted
+    counted: dict[RankPosition, RankRecord | None] = {}
+    why_not: dict[RankPosition, str | None] = {}
+    for position, record in newest.items():
+        why = None if record is None else _why_uncounted(instance, position, record)
+        counted[position] = record if isinstance(record, RankRecord) and why is None else None
+        why_not[position] = why
+    return _changed_in_order(ranks, counted), _changed_in_order(uncounted, why_not)
+
+
+def _changed_in_order(
+    held: Mapping[RankPosition, ValueT], changes: Mapping[RankPosition, ValueT | None]
+) -> Mapping[RankPosition, ValueT]:
+    """``held`` with each changed position set, or without it for None; the same object when nothing differs."""
+    changed = dict(held)
+    for position, value in changes.items():
+        if value is None:
+            changed.pop(position, None)
+        else:
+            changed[position] = value
+    if changed == held:
+        return held
+    ordered = changed if changed.keys() <= held.keys() else dict(sorted(changed.items(), key=_by_position))
+    return MappingProxyType(ordered)
+
+
+def _by_position(item: tuple[RankPosition, object]) -> RankPosition:
+    return item[0]
 
 
 def _why_uncounted(instance: InstanceRecord, position: RankPosition, record: Record | Rejected) -> str | None:

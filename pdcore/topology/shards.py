@@ -10,8 +10,11 @@ tree would share more but is slower to read, and reading is what routers do.
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
-from typing import Final, Generic, TypeVar
+from itertools import compress
+from operator import is_not
+from typing import Final, Generic, TypeVar, overload
 
+T = TypeVar("T")
 V = TypeVar("V")
 
 _SHARDS: Final = 64
@@ -28,6 +31,18 @@ class ShardedMap(Mapping[str, V], Generic[V]):
 
     def __getitem__(self, key: str) -> V:
         return self._row[hash(key) % _SHARDS][key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._row[hash(key) % _SHARDS]
+
+    @overload
+    def get(self, key: str, default: None = None, /) -> V | None: ...
+
+    @overload
+    def get(self, key: str, default: V | T, /) -> V | T: ...
+
+    def get(self, key: str, default: V | T | None = None, /) -> V | T | None:
+        return self._row[hash(key) % _SHARDS].get(key, default)  # the inherited one catches a KeyError
 
     def __iter__(self) -> Iterator[str]:
         for shard in self._row:
@@ -83,9 +98,9 @@ class ShardedMap(Mapping[str, V], Generic[V]):
         """The names whose value is another object here than in ``older``, or is in one of the two only; sorted."""
         names: set[str] = set()
         if self is not older:
-            for mine, theirs in zip(self._row, older._row, strict=True):
-                if mine is not theirs:
-                    names.update(k for k in mine.keys() | theirs.keys() if mine.get(k) is not theirs.get(k))
+            pairs = zip(self._row, older._row, strict=True)
+            for mine, theirs in compress(pairs, map(is_not, self._row, older._row)):
+                names.update(k for k in mine.keys() | theirs.keys() if mine.get(k) is not theirs.get(k))
         return sorted(names)
 
 

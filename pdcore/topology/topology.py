@@ -9,7 +9,7 @@ group anew and shares the rest (:mod:`pdcore.topology.shards`), so that its cost
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -32,6 +32,7 @@ from pdcore.topology.shards import ShardedMap
 
 RecordT = TypeVar("RecordT")
 Part = Mapping[str, Entry]
+Changes = Mapping[str, Entry | None]
 _NO_KEYS: Final[Part] = MappingProxyType({})
 _ABOUT_INSTANCE: Final = frozenset({"instances", "ranks", "departures", "orders"})
 _ABOUT_GROUP: Final = frozenset({"spec", "generations", "desired"})
@@ -54,8 +55,7 @@ class StoredValue(Protocol):
     def mod_revision(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class KeyChange:
+class KeyChange(NamedTuple):
     """A put of ``key`` (relative to the view), or a delete when ``value`` is None, at ``mod_revision``."""
 
     key: str
@@ -170,17 +170,18 @@ def build(listed: Mapping[str, StoredValue], revision: int) -> Topology:
 
 def relist(topology: Topology, listed: Mapping[str, StoredValue], revision: int) -> Topology:
     """``build(listed, revision)``, reusing what ``topology`` already knows; also steps back in revisions."""
-    parts: dict[str, dict[str, Entry]] = {}
+    touched: dict[str, dict[str, Entry | None]] = {}
     for key, stored in listed.items():
         name = keys.parse(key)
         subject = _subject(key, name)
         held = topology.parts.get(subject, _NO_KEYS).get(key)
         if held is None or held.mod_revision != stored.mod_revision or held.value != _kept(stored.value):
-            held = _entry(key, name, stored.value, stored.mod_revision)
-        parts.setdefault(subject, {})[key] = held
-    touched = {subject: part for subject, part in parts.items() if part != topology.parts.get(subject)}
-    touched.update((subject, {}) for subject in topology.parts if subject not in parts)
-    return _with_parts(topology, revision, touched)
+            touched.setdefault(subject, {})[key] = _entry(key, name, stored.value, stored.mod_revision)
+    for subject, part in topology.parts.items():
+        for key in part:
+            if key not in listed:
+                touched.setdefault(subject, {})[key] = None
+    return _with_changes(topology, revision, touched)
 
 
 def fold(topology: Topology, revision: int, changes: Iterable[KeyChange]) -> Topology:
@@ -189,20 +190,14 @@ def fold(topology: Topology, revision: int, changes: Iterable[KeyChange]) -> Top
     Changes at or before the topology's revision are in it already and are ignored, so that delivering twice changes
     nothing; of several changes to a key the newest counts. Returns the very same topology when it is current.
     """
-    touched: dict[str, dict[str, Entry]] = {}
-    for change in _newest(topology.revision, changes):
-        name = keys.parse(change.key)
-        subject = _subject(change.key, name)
-        part = touched.get(subject)
-        if part is None:
-            part = touched[subject] = dict(topology.parts.get(subject, _NO_KEYS))
-        if change.value is None:
-            part.pop(change.key, None)
-        else:
-            part[change.key] = _entry(change.key, name, change.value, change.mod_revision)
+    touched: dict[str, dict[str, Entry | None]] = {}
+    for key, value, mod_revision in _newest(topology.revision, changes):
+        name = keys.parse(key)
+        entry = None if value is None else _entry(key, name, value, mod_revision)
+        touched.setdefault(_subject(key, name), {})[key] = entry
     if not touched and revision <= topology.revision:
         return topology
-    return _with_parts(topology, max(topology.revision, revision), touched)
+    return _with_changes(topology, max(topology.revision, revision), touched)
 
 
 def _newest(after: int, changes: Iterable[KeyChange]) -> Iterable[KeyChange]:
@@ -247,12 +242,17 @@ class _Updates:
     rejected: dict[str, Rejected | None] = field(default_factory=dict)
 
 
-def _with_parts(topology: Topology, revision: int, touched: Mapping[str, Part]) -> Topology:
-    updates = _Updates(topology.store_id)
-    for subject, part in touched.items():
-        updates.rejected.update((key, None) for key, _ in _refused(topology.parts.get(subject, _NO_KEYS)))
-        updates.rejected.update(_refused(part))
-        _assemble_subject(topology, subject, part, updates)
+def _with_changes(topology: Topology, revision: int, touched: Mapping[str, Changes]) -> Topology:
+    updates, parts = _Updates(topology.store_id), dict[str, Part | None]()
+    for subject, changes in touched.items():
+        part = _patched(topology.parts.get(subject, _NO_KEYS), changes)
+        parts[subject] = part or None
+        for key, entry in changes.items():
+            if entry is not None and isinstance(entry.record, Rejected):
+                updates.rejected[key] = entry.record
+            elif key in topology.rejected:
+                updates.rejected[key] = None
+        _assemble_subject(topology, subject, part, changes, updates)
     return Topology(
         revision=revision,
         store_id=updates.store_id,
@@ -262,26 +262,33 @@ def _with_parts(topology: Topology, revision: int, touched: Mapping[str, Part]) 
         departures=topology.departures.updated(updates.departures),
         orders=topology.orders.updated(updates.orders),
         rejected=topology.rejected.updated(updates.rejected),
-        parts=topology.parts.updated({subject: part or None for subject, part in touched.items()}),
+        parts=topology.parts.updated(parts),
     )
 
 
-def _refused(part: Part) -> Iterator[tuple[str, Rejected]]:
-    for key, entry in part.items():
-        if isinstance(entry.record, Rejected):
-            yield key, entry.record
+def _patched(part: Part, changes: Changes) -> Part:
+    patched = dict(part)
+    for key, entry in changes.items():
+        if entry is None:
+            patched.pop(key, None)
+        else:
+            patched[key] = entry
+    return patched
 
 
-def _assemble_subject(topology: Topology, subject: str, part: Part, updates: _Updates) -> None:
+def _assemble_subject(
+    topology: Topology, subject: str, part: Part, changed: Collection[str], updates: _Updates
+) -> None:
     family, _, owner = subject.partition("/")
     if subject == keys.STORE_ID:
         found = _record_of(part, keys.STORE_ID, StoreIdRecord)
         updates.store_id = None if found is None else found.store_id
     elif family == "instances":
-        made, held = assemble(owner, part), topology.instances.get(owner)
-        updates.instances[owner] = held if made == held else made
-        updates.departures[owner] = _record_of(part, keys.departure(owner), DepartureRecord)
-        updates.orders[owner] = _record_of(part, keys.order(owner), OrderRecord)
+        updates.instances[owner] = assemble(owner, part, topology.instances.get(owner), changed)
+        if (departure := keys.departure(owner)) in changed:
+            updates.departures[owner] = _record_of(part, departure, DepartureRecord)
+        if (order := keys.order(owner)) in changed:
+            updates.orders[owner] = _record_of(part, order, OrderRecord)
     elif family == "routers":
         updates.routers[owner] = _record_of(part, keys.router(owner), RouterRecord)
     elif family == "groups":
