@@ -8,6 +8,7 @@ from typing import Final
 from pdcore.registry.etcd import wire_pb2 as wire
 from pdcore.registry.store import Change, LeaseId, Revision, Stored
 
+_DELETE: Final = wire.Event.DELETE
 NO_KEY: Final = b"\0"
 """As the start of a range the least key, as its end no end at all."""
 
@@ -26,13 +27,14 @@ def key_range(prefix: str) -> tuple[bytes, bytes]:
 
 def stored(kv: wire.KeyValue) -> Stored:
     """One key's value with its revisions and lease."""
-    return Stored(kv.value, kv.mod_revision, kv.create_revision, LeaseId(kv.lease) if kv.lease else None)
+    lease = kv.lease
+    return Stored(kv.value, kv.mod_revision, kv.create_revision, LeaseId(lease) if lease else None)
 
 
 def change(event: wire.Event) -> Change:
     """A put or a delete."""
-    deleted = event.type == wire.Event.DELETE
-    return Change(key_text(event.kv.key), None if deleted else stored(event.kv))
+    kv = event.kv  # each look at a message's field makes an object
+    return Change(key_text(kv.key), None if event.type == _DELETE else stored(kv))
 
 
 class RevisionGrouper:
@@ -51,10 +53,11 @@ class RevisionGrouper:
         """The revisions that are complete now; after ``fragment`` the newest one may still grow."""
         complete: list[Revision] = []
         for event in events:
-            if event.kv.mod_revision > self._revision:
+            revision = event.kv.mod_revision
+            if revision > self._revision:
                 complete += self._flush()
-                self._revision = event.kv.mod_revision
-            if self._done < event.kv.mod_revision == self._revision:
+                self._revision = revision
+            if self._done < revision == self._revision:
                 self._changes.append(change(event))
         return complete if fragment else complete + self._flush()
 

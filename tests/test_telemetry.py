@@ -1,0 +1,59 @@
+"""What a process writes to standard error."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+_SPEAK = """
+import logging, os, sys
+from pdcore import telemetry
+telemetry.configure(sys.argv[1], "info", role="router")
+log = telemetry.logger("a.module")
+with telemetry.bound(room=7):
+    log.info("said", revision=3)
+log.debug("not said")
+logging.getLogger("some.library").warning("%s heard", "also")
+try:
+    raise ValueError("broken")
+except ValueError:
+    log.exception("caught")
+if "deaf" in sys.argv:
+    os.close(2)
+    log.info("to nobody")
+print("ended")
+"""
+
+
+def spoken(*arguments: str) -> list[str]:
+    """Standard error's lines of a process that says a few things and must live to its end."""
+    done = subprocess.run(
+        [sys.executable, "-c", _SPEAK, *arguments], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout == "ended\n"
+    return done.stderr.splitlines()
+
+
+def test_our_lines_and_a_librarys_are_objects_of_one_shape() -> None:
+    said, library, caught = map(json.loads, spoken("json"))
+    assert (said["event"], said["level"], said["role"]) == ("said", "info", "router")
+    assert (said["room"], said["revision"]) == (7, 3)
+    assert (library["event"], library["level"], library["role"]) == ("also heard", "warning", "router")
+    assert (caught["event"], caught["level"]) == ("caught", "error")
+    assert "ValueError: broken" in caught["exception"]
+    assert set(said) - {"room", "revision"} == set(library) == set(caught) - {"exception"}
+
+
+def test_text_begins_with_the_instant_the_level_and_the_event() -> None:
+    first = spoken("text")[0].split(" ")
+    assert [word.partition("=")[0] for word in first[:3]] == ["timestamp", "level", "event"]
+    assert {"room=7", "revision=3", "role=router"} <= set(first)
+
+
+def test_a_process_whose_lines_nobody_reads_goes_on() -> None:
+    assert len(spoken("json", "deaf")) == 3
