@@ -28,10 +28,11 @@ from pdcore.engine.dispatch import Dispatch
 from pdcore.engine.generation import Engine
 from pdcore.engine.messages import Ready
 from pdcore.engine.metrics import Metrics
+from pdcore.engine.obedience import Deeds, Obedience
 from pdcore.engine.peers import Peers
 from pdcore.engine.process import beside, runtime_directory, signals
 from pdcore.engine.rank_process import RANK_COMMAND, RankProcess
-from pdcore.engine.records import instance_record, rank_records
+from pdcore.engine.records import instance_record, rank_records, standing
 from pdcore.engine.startup import Startup, starting
 from pdcore.engine.state import LeaderState
 from pdcore.errors import ConfigError, ErrorCode, Superseded
@@ -158,6 +159,7 @@ class Leader:
             self._start_rank()
             async with beside(*(self._watch_rank(rank) for rank in self._ranks)):
                 await self._serve()
+                await self._obedience().run()
                 await asyncio.Event().wait()
         except ConfigError as wrong:
             self._end(Ending(status=REFUSED, why=str(wrong), refused=wrong))
@@ -195,10 +197,21 @@ class Leader:
         self._state.kv_tokens = record.kv_tokens
         self._state.dp_size = record.dp_size
         self._state.enter("serving", "its record is on its way to the store")
+        await self._announce()
+        log.info("leader serving", models=",".join(record.models), kv_tokens=record.kv_tokens)
+
+    async def _announce(self) -> None:
         self._put("serving")
         await self._wait_registered()
-        self._state.announced = True
-        log.info("leader serving", models=",".join(record.models), kv_tokens=record.kv_tokens)
+        self._state.announced = self._state.phase == "serving"
+
+    def _obedience(self) -> Obedience:
+        deeds = Deeds(
+            tell_draining=lambda drained: self._put("draining", drained=drained),
+            serve_again=self._announce,
+            end=lambda why: self._end(Ending(status=RANK_DIED, why=why, departure="ordered")),
+        )
+        return Obedience(self._follower, self._state, deeds)
 
     async def _wait_registered(self) -> None:
         while True:
@@ -248,12 +261,13 @@ class Leader:
 
     async def _drain(self) -> Ending:
         """Refuse new requests, let those in flight finish; what ended that."""
-        if self._state.phase != "serving":
+        if self._state.phase not in ("serving", "draining"):
             return TERMINATED
+        idle = replace(TERMINATED, departure="drained") if self._state.phase == "draining" else TERMINATED
         self._state.enter("draining", "the process was told to end")
         self._put("draining")
         log.info("leader draining", in_flight=self._state.in_flight)
-        async with beside(self._report_idle()):
+        async with beside(self._report_idle(idle)):
             try:
                 async with asyncio.timeout(self._startup.config.drain_timeout_s):
                     return await self._endings.get()
@@ -261,14 +275,16 @@ class Leader:
                 log.warning("drain timed out", in_flight=self._state.in_flight)
                 return TERMINATED
 
-    async def _report_idle(self) -> None:
+    async def _report_idle(self, idle: Ending) -> None:
         await self._state.wait_idle()
-        self._end(TERMINATED)
+        self._end(idle)
 
     async def _go_down(self, ending: Ending) -> None:
         say = log.info if ending.status in (OK, REFUSED) else log.error
         say("leader ending", reason=ending.why, status=ending.status)
         self._state.enter("draining" if ending.status == OK else "failed", ending.why)
+        if ending.departure == "ordered":
+            self._kill_ranks()  # whoever ordered it may wait for what they hold
         if self._dispatch.fail_all(self._loss_code(ending), ending.why):
             await self._let_answers_leave()
         if ending.departure is not None:
@@ -302,11 +318,11 @@ class Leader:
 
     # what it tells others
 
-    def _put(self, state: State) -> None:
+    def _put(self, state: State, *, drained: bool = False) -> None:
         record = self._state.record
         if record is None:
             record = instance_record(self._startup.identity, self._ready, state)
-        self._state.record = replace(record, state=state)
+        self._state.record = standing(record, state, drained=drained)
         self._registration.put(self._state.record, rank_records(self._startup.identity, self._ready))
 
     def _engine(self) -> Engine:

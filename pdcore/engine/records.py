@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pdcore.engine.messages import Ready
 from pdcore.errors import ConfigError
 from pdcore.topology.codec import compat_from
 from pdcore.topology.keys import RankPosition
+from pdcore.topology.orders import DRAINED
 from pdcore.topology.records import InstanceRecord, RankRecord, Role, State
 
 PROTOCOL: Final = "bootstrap"
@@ -61,6 +62,12 @@ def instance_record(identity: Identity, ready: Mapping[RankPosition, Ready], sta
         pid=identity.pid,
         state=state,
     )
+
+
+def standing(record: InstanceRecord, state: State, *, drained: bool) -> InstanceRecord:
+    """``record`` in ``state``; ``drained`` marks one that was ordered to drain and has finished what it held."""
+    others = {name: value for name, value in record.extra.items() if name != DRAINED}
+    return replace(record, state=state, extra={**others, DRAINED: True} if drained else others)
 
 
 def rank_records(identity: Identity, ready: Mapping[RankPosition, Ready]) -> dict[RankPosition, RankRecord]:

@@ -26,7 +26,7 @@ _HEALTH: Final[dict[Phase, str]] = {
 class LeaderState:
     """``why`` says what a leader that does not serve is waiting for. ``record`` is what it last wanted registered.
 
-    ``announced``: the keyspace holds a record that says it serves.
+    ``announced``: the keyspace holds a record that says it serves. ``ending``: there is no way back to serving.
     """
 
     role: Role
@@ -40,13 +40,29 @@ class LeaderState:
     dp_size: int = 1
     record: InstanceRecord | None = None
     announced: bool = False
+    ending: bool = False
     in_flight: int = 0
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def enter(self, phase: Phase, why: str) -> None:
-        """Go to ``phase``; a leader that drains or failed never serves again."""
-        if self.phase in ("starting", "serving") or phase == "failed":
+        """Go to ``phase``; a leader that drains in order to end, or failed, never serves again."""
+        if not self.ending or phase == "failed":
             self.phase, self.why = phase, why
+            self.ending = phase in ("draining", "failed")
+
+    def call_off(self, why: str) -> bool:
+        """Drain until called back; False unless it serves."""
+        if self.phase != "serving":
+            return False
+        self.phase, self.why, self.announced = "draining", why, False
+        return True
+
+    def call_back(self) -> bool:
+        """Serve again after :meth:`call_off`; False when it had not been called off or is to end."""
+        if self.phase != "draining" or self.ending:
+            return False
+        self.phase, self.why = "serving", "its record is on its way to the store"
+        return True
 
     @contextmanager
     def answering(self) -> Iterator[None]:
