@@ -51,7 +51,7 @@ class MemoryStore:
     """A keyspace in memory that keeps the last ``history`` revisions for watches.
 
     Mutable state: ``_entries``, ``_leases``, ``_revision``, ``_history`` with ``_compacted`` (the newest revision no
-    longer kept), ``_life`` (how often it was wiped) and ``_changed``, which is set and replaced whenever a watch must
+    longer kept), ``_broken`` (how often every watch was broken) and ``_changed``, which is set and replaced whenever a watch must
     look again. All of it is changed between two awaits, so no lock is needed.
     """
 
@@ -65,7 +65,7 @@ class MemoryStore:
         self._next_lease = 1
         self._revision = 1
         self._compacted = 0
-        self._life = 0
+        self._broken = 0
         self._history: deque[Revision] = deque()
         self._history_limit = history
         self._changed = asyncio.Event()
@@ -150,7 +150,11 @@ class MemoryStore:
         self._leases.clear()
         self._history.clear()
         self._revision, self._compacted = 1, 0
-        self._life += 1
+        self.cut()
+
+    def cut(self) -> None:
+        """Break every watch, as a lost connection does."""
+        self._broken += 1
         self._wake()
 
     def _holds(self, condition: Condition) -> bool:
@@ -197,12 +201,12 @@ class MemoryStore:
         self._changed = asyncio.Event()
 
     async def _messages(self, prefix: str, after_revision: int) -> AsyncGenerator[WatchMessage, None]:
-        position, life = after_revision, self._life
+        position, broken = after_revision, self._broken
         yield Alive(self._revision)
         while True:
             self.expire_leases()
-            if life != self._life:
-                raise StoreUnavailable("the store was wiped under this watch")
+            if broken != self._broken:
+                raise StoreUnavailable("this watch was cut")
             if position < self._compacted:
                 raise Compacted(self._compacted)
             fresh = self._kept_after(position)
@@ -211,6 +215,8 @@ class MemoryStore:
                 seen = tuple(change for change in revision.changes if change.key.startswith(prefix))
                 if seen:
                     yield Revision(position, seen)
+                if broken != self._broken:
+                    break
             if not fresh and not await self._wait_changed():
                 yield Alive(self._revision)
 

@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.etcd_server import EtcdServer, etcd_server
 
-pytest.register_assert_rewrite("tests.registry.store_contract")
+for contract in ("store_contract", "load_contract", "fault_contract"):
+    pytest.register_assert_rewrite(f"tests.registry.{contract}")
 
 
 @pytest.fixture(scope="session")

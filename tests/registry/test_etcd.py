@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -15,7 +16,9 @@ from pdcore.registry.etcd.faults import PageTooLarge, translate
 from pdcore.registry.etcd.revisions import RevisionGrouper, key_range, key_text
 from pdcore.registry.etcd.watch import QUEUE_LIMIT, Patience, Stream
 from pdcore.registry.store import Put, Revision
-from tests.registry.store_contract import EtcdFactory, StoreContract, next_revision, put
+from tests.registry.fault_contract import FaultContract
+from tests.registry.load_contract import LoadContract
+from tests.registry.store_contract import EtcdFactory, OwnEtcdFactory, StoreContract, next_revision, put
 from tests.support.etcd_server import EtcdServer, require_etcd
 from tests.support.eventually import eventually
 from tests.support.network import Relay
@@ -32,8 +35,20 @@ def store_factory(etcd_endpoint: str) -> EtcdFactory:
 
 @pytest.mark.contract
 @pytest.mark.integration
-class TestEtcdStore(StoreContract):
-    """The suite against a server."""
+class TestEtcdStore(StoreContract, LoadContract):
+    """The suites against a server."""
+
+
+@pytest.fixture
+async def faulty_factory(own_etcd: EtcdServer) -> AsyncIterator[OwnEtcdFactory]:
+    async with Relay.to(own_etcd.endpoint) as relay:
+        yield OwnEtcdFactory(own_etcd, relay)
+
+
+@pytest.mark.contract
+@pytest.mark.integration
+class TestFaultyEtcdStore(FaultContract):
+    """The suite against a server of its own, behind a network that can be cut."""
 
 
 @pytest.mark.unit
@@ -186,30 +201,6 @@ async def test_a_transaction_is_never_repeated_by_itself(etcd_endpoint: str) -> 
         with pytest.raises(StoreUnavailable):
             await store.commit((), (Put(key, b"1"),))
         assert (await store.commit((), (Put(key, b"2"),))).succeeded
-
-
-@pytest.mark.integration
-async def test_a_catch_up_cut_in_the_middle_resumes_without_loss_or_copy(etcd_endpoint: str) -> None:
-    factory = EtcdFactory(etcd_endpoint)
-    async with Relay.to(etcd_endpoint) as relay, factory.open() as direct:
-        start = (await direct.list(factory.prefix)).revision
-        written: list[int] = []
-        for batch in range(0, 2000, 50):
-            keys = [f"{factory.prefix}{n}" for n in range(batch, batch + 50)]
-            written += sorted(await asyncio.gather(*(put(direct, key, bytes(300)) for key in keys)))
-        seen: list[int] = []
-        breaks = 0
-        async with EtcdStore((relay.endpoint,), timeout_s=3) as store:
-            relay.cut_after(200_000)
-            while len(seen) < len(written):
-                try:
-                    async with store.watch(factory.prefix, seen[-1] if seen else start) as messages:
-                        while len(seen) < len(written):
-                            seen.append((await next_revision(messages)).revision)
-                except StoreUnavailable:
-                    breaks += 1
-        assert breaks == 1
-        assert seen == written
 
 
 @pytest.mark.integration

@@ -7,6 +7,8 @@ import pytest
 from pdcore.errors import Compacted, StoreUnavailable
 from pdcore.registry.memory import MemoryStore
 from pdcore.registry.store import Put
+from tests.registry.fault_contract import FaultContract
+from tests.registry.load_contract import LoadContract
 from tests.registry.store_contract import MemoryFactory, StoreContract, next_revision, put
 
 pytestmark = [pytest.mark.unit, pytest.mark.contract]
@@ -17,8 +19,13 @@ def store_factory() -> MemoryFactory:
     return MemoryFactory()
 
 
-class TestMemoryStore(StoreContract):
-    """The suite, in one process and without time passing by itself."""
+@pytest.fixture
+def faulty_factory() -> MemoryFactory:
+    return MemoryFactory()
+
+
+class TestMemoryStore(StoreContract, LoadContract, FaultContract):
+    """The suites, in one process and without time passing by itself."""
 
 
 async def test_a_consumer_further_behind_than_the_history_must_list_again() -> None:
