@@ -10,7 +10,7 @@ group anew and shares the rest (:mod:`pdcore.topology.shards`), so that its cost
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -198,6 +198,11 @@ def fold(topology: Topology, revision: int, changes: Iterable[KeyChange]) -> Top
     if not touched and revision <= topology.revision:
         return topology
     return _with_changes(topology, max(topology.revision, revision), touched)
+
+
+def with_instances(topology: Topology, instances: Mapping[str, Instance | None]) -> Topology:
+    """``topology`` showing ``instances`` (None: not) whatever its keys say; equal to it, since its keys are the same."""
+    return replace(topology, instances=topology.instances.updated(instances)) if instances else topology
 
 
 def _newest(after: int, changes: Iterable[KeyChange]) -> Iterable[KeyChange]:
