@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 from pdcore import __version__
-from pdcore.cli import cluster, topology
+from pdcore.cli import cluster, instance, topology
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -20,6 +20,7 @@ def main() -> None:
     See it work:      pdcore demo
     Keep it running:  pdcore up            (then ask with the curl line it prints)
     Look at a fleet:  pdcore topology --store etcd://HOST:PORT
+    Change one of it: pdcore instance drain ID
 
     \b
     One process each, in any order, on any machine that reaches the store:
@@ -31,5 +32,5 @@ def main() -> None:
     """
 
 
-for command in (cluster.up, cluster.demo, cluster.demo_model, topology.topology):
+for command in (cluster.up, cluster.demo, cluster.demo_model, topology.topology, instance.instance):
     main.add_command(command)
