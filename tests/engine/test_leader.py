@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.cluster import Cluster, Engine
+from tests.support.cluster import Engine
 from tests.support.etcd_server import EtcdServer, etcd_server
 from tests.support.eventually import eventually_now
-from tests.support.processes import free_port
+from tests.support.leaders import Leaders
 from tests.support.tiny_models import write_tiny_llama
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -29,42 +28,6 @@ ENDLESS = {"prompt": [ord("*")], "max_tokens": 50, "stream": True}
 SILENT = {"prompt": [ord("!")], "max_tokens": 50}
 DEADLY = {"prompt": [ord("x")], "max_tokens": 50}
 SHORT = {"prompt": [ord("a")], "max_tokens": 3}
-
-
-class Leaders:
-    """Starts leaders of one cluster name on ``etcd`` and ends them all."""
-
-    def __init__(self, etcd: EtcdServer, directory: Path, model: Path) -> None:
-        self._directory = directory
-        self._model = model
-        self._stack = ExitStack()
-        self._count = 0
-        self.etcd = etcd
-        self.cluster = Cluster(directory, model, store=etcd.url, cluster=directory.name)
-        self.cluster.etcd = etcd
-
-    def close(self) -> None:
-        self._stack.close()
-
-    def start(self, role: str, *flags: str, port: int | None = None, model: Path | None = None) -> Engine:
-        """A leader; it may not be ready yet."""
-        port = port or free_port()
-        self._count += 1
-        instance_id = f"{role}-127.0.0.1-{port}"
-        arguments = [
-            *(sys.executable, "-m", "tests.support.fake_engine", "--role", role, "--store", self.etcd.url),
-            *(
-                "--cluster",
-                self.cluster.cluster,
-                "--model",
-                str(model or self._model),
-                "--model-name",
-                "tiny",
-            ),
-            *("--port", str(port), "--bootstrap-port", "0", "--lease-ttl-s", "5", *flags),
-        ]
-        engine = Engine(arguments, self._directory / f"{self._count}-{role}.log", port, instance_id)
-        return self._stack.enter_context(engine)
 
 
 @pytest.fixture(scope="module")
