@@ -6,20 +6,22 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from pdcore.errors import StoreUnavailable
-from pdcore.registry.memory import MemoryStore
 from pdcore.registry.store import (
     Committed,
     Condition,
     LeaseId,
     Revision,
     Snapshot,
+    Store,
     Stored,
     WatchMessage,
     Write,
 )
+
+StoreT = TypeVar("StoreT", bound=Store)
 
 
 class HurriedClock:
@@ -39,14 +41,14 @@ class HurriedClock:
         await asyncio.sleep(seconds / self.speed)
 
 
-class FaultyStore:
-    """Passes everything to a memory store, except while it is ``down`` and for what it was told to do
+class FaultyStore(Generic[StoreT]):
+    """Passes everything to a store, except while it is ``down`` and for what it was told to do
     to revisions of a watch: drop the next ones, repeat all of them, or hold them back behind proofs of life.
 
-    The memory store must prove its life often: a watch breaks at its next message.
+    A memory store must prove its life often: a watch breaks at its next message.
     """
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: StoreT) -> None:
         self.store = store
         self.down = False
         self.drop_revisions = 0

@@ -72,7 +72,7 @@ class Heard:
         ]
 
 
-def memory(history: int = 10_000) -> FaultyStore:
+def memory(history: int = 10_000) -> FaultyStore[MemoryStore]:
     return FaultyStore(MemoryStore(alive_s=0.01, history=history))
 
 
@@ -419,7 +419,7 @@ class TestFollower:
         assert [event.revision for event in heard.events] == sorted(event.revision for event in heard.events)
 
 
-async def _something_happens(chance: random.Random, store: FaultyStore) -> None:
+async def _something_happens(chance: random.Random, store: FaultyStore[MemoryStore]) -> None:
     name = f"r{chance.randrange(6)}"
     match chance.choices(["put", "delete", "cut", "down", "up", "compact", "wait"], [9, 6, 2, 1, 3, 1, 6])[0]:
         case "put":
@@ -439,7 +439,9 @@ async def _something_happens(chance: random.Random, store: FaultyStore) -> None:
 
 
 async def _follow_with(
-    follower: Follower, store: FaultyStore, on_events: Callable[[tuple[Event, ...], Topology], None]
+    follower: Follower,
+    store: FaultyStore[MemoryStore],
+    on_events: Callable[[tuple[Event, ...], Topology], None],
 ) -> None:
     async with follower:
         await follower.wait_until(has(), WITHIN_S)
