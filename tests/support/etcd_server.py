@@ -9,12 +9,14 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 import pytest
 
+from tests.support.certificates import Certificate
 from tests.support.eventually import eventually_now
 from tests.support.processes import ChildProcess, free_port
 
@@ -33,18 +35,44 @@ def require_etcd() -> str:
     pytest.skip(reason)
 
 
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """``own`` is what the server shows; whoever asks must show one that ``client_ca`` signed, if that is given."""
+
+    own: Certificate
+    ca: Path
+    client_ca: Path | None = None
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """For etcd's command line."""
+        own = ("--cert-file", str(self.own.cert), "--key-file", str(self.own.key))
+        if self.client_ca is None:
+            return own
+        return (*own, "--client-cert-auth", "--trusted-ca-file", str(self.client_ca))
+
+
 class EtcdServer:
     """One etcd member. Start, end and break it at will: address and data stay until :meth:`wipe`.
 
     The short election timeout makes it serve within a second and lets leases be as short as 1 s.
     """
 
-    def __init__(self, directory: Path, program: str | None = None, *, extra: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        program: str | None = None,
+        *,
+        extra: tuple[str, ...] = (),
+        tls: ServerTls | None = None,
+    ) -> None:
         self._program = program or require_etcd()
         self._extra = extra
+        self._tls = tls
         self.data = directory / "data"
         self.log = directory / "etcd.log"
         self.port = 0
+        self._plain_port = 0
         self._child: ChildProcess | None = None
 
     def __enter__(self) -> Self:
@@ -67,6 +95,11 @@ class EtcdServer:
         return f"etcd://{self.endpoint}"
 
     @property
+    def _plain_url(self) -> str:
+        """Where ``/health`` answers without TLS."""
+        return f"http://127.0.0.1:{self._plain_port}"
+
+    @property
     def child(self) -> ChildProcess:
         """The process, for signals."""
         assert self._child is not None, "not started"
@@ -75,6 +108,7 @@ class EtcdServer:
     def reserve(self) -> None:
         """Choose the ports without starting anything, so that a client can be pointed at a server yet to come."""
         self.port = free_port()
+        self._plain_port = self.port if self._tls is None else free_port()
         self._child = ChildProcess(self._arguments(free_port()), self.log)
 
     def start(self) -> None:
@@ -137,7 +171,7 @@ class EtcdServer:
 
     def healthy(self) -> bool:
         """Whether it serves linearizable reads now."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2)
+        connection = http.client.HTTPConnection("127.0.0.1", self._plain_port, timeout=2)
         try:
             connection.request("GET", "/health")
             return connection.getresponse().status == 200
@@ -147,13 +181,15 @@ class EtcdServer:
             connection.close()
 
     def _arguments(self, peer_port: int) -> list[str]:
-        client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{peer_port}"
+        scheme = "http" if self._tls is None else "https"
+        client, peer = f"{scheme}://127.0.0.1:{self.port}", f"http://127.0.0.1:{peer_port}"
         return [
             *(self._program, "--name", "member", "--data-dir", str(self.data)),
             *("--listen-client-urls", client, "--advertise-client-urls", client),
             *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
             *("--initial-cluster", f"member={peer}", "--initial-cluster-state", "new"),
             *("--heartbeat-interval", "50", "--election-timeout", "500", "--logger", "zap"),
+            *(() if self._tls is None else (*self._tls.flags, "--listen-metrics-urls", self._plain_url)),
             *self._extra,
         ]
 
@@ -163,13 +199,15 @@ class EtcdServer:
 
 
 @contextmanager
-def etcd_server(*, extra: tuple[str, ...] = (), started: bool = True) -> Iterator[EtcdServer]:
+def etcd_server(
+    *, extra: tuple[str, ...] = (), tls: ServerTls | None = None, started: bool = True
+) -> Iterator[EtcdServer]:
     """A server with a directory of its own; ended and removed at the end of the block.
 
     Unless ``started`` it only has an address, and the test starts it.
     """
     with tempfile.TemporaryDirectory(prefix="pdcore-etcd-") as directory:
-        server = EtcdServer(Path(directory), extra=extra)
+        server = EtcdServer(Path(directory), extra=extra, tls=tls)
         try:
             if started:
                 server.start()
