@@ -31,6 +31,7 @@ from pdcore.topology.keys import STORE_ID, Keyspace
 from pdcore.topology.topology import KeyChange, StoredValue, Topology, fold, relist
 
 OnEvents = Callable[[tuple[Event, ...], Topology], None]
+OnTopology = Callable[[Topology], None]
 
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
@@ -65,8 +66,9 @@ class Follower:
     """Keeps :attr:`topology` equal to the keyspace while its ``async with`` block lasts.
 
     ``store`` is open and belongs to the caller. Mutable state: ``_topology`` (replaced in ``_replace`` only),
-    ``_position`` (complete up to it), ``_passed`` (what this connection has delivered), ``_doubt`` (why the next
-    connection must list, None to resume), ``_touched`` (keys changed since a reconcile began listing), ``_heard`` and
+    ``_position`` (complete up to it), ``_connections`` (how many there were), ``_passed`` (what this one has delivered,
+    as far as the store's word goes), ``_confirmed`` (what of that is believed), ``_doubt`` (why the next connection
+    must list, None to resume), ``_touched`` (keys changed since a reconcile began listing), ``_heard`` and
     ``_changed`` (set and replaced with every message and every new topology). It is changed between two awaits, so
     no lock is needed.
     """
@@ -89,11 +91,14 @@ class Follower:
         self._store_id: bytes | None = None
         self._position = 0
         self._passed = 0
+        self._confirmed = 0
+        self._connections = 0
         self._alive_at: float | None = None
         self._doubt: str | None = "nothing was listed yet"
         self._touched: set[str] | None = None
         self._heard = asyncio.Event()
         self._changed = asyncio.Event()
+        self._observers: list[OnTopology] = []
         self._subscribers: list[OnEvents] = []
         self._open = AsyncExitStack()
         self.synced = False
@@ -120,6 +125,11 @@ class Follower:
         """The newest complete view; empty until :attr:`synced`."""
         return self._topology
 
+    @property
+    def revision(self) -> int:
+        """The revision of the store up to which :attr:`topology` is complete; 0 until :attr:`synced`."""
+        return max(self._position, self._confirmed)
+
     def view_age_s(self) -> float:
         """Seconds since the store last proved that the view is current; infinite before the first time."""
         return float("inf") if self._alive_at is None else max(0.0, self._clock.now() - self._alive_at)
@@ -128,7 +138,7 @@ class Follower:
         """Where the follower stands now."""
         return FollowerStatistics(
             synced=self.synced,
-            revision=self._position,
+            revision=self.revision,
             view_age_s=self.view_age_s(),
             last_error=self.last_error,
             reconnects_total=self.reconnects_total,
@@ -142,6 +152,32 @@ class Follower:
             while not (self.synced and predicate(self._topology)):
                 await self._changed.wait()
         return self._topology
+
+    async def wait_for(self, revision: int, timeout_s: float) -> int:
+        """:attr:`revision` once it is at least ``revision``, whatever that one wrote; TimeoutError when not in time.
+
+        A write to the view is known as soon as its event is here. Of any other the store's word that everything up to
+        it was delivered is believed a second later, as long as the connection lasted: some servers' word overtakes
+        events.
+        """
+        async with asyncio.timeout(timeout_s):
+            while self.revision < revision:
+                if self._passed < revision:
+                    await self._heard.wait()
+                    continue
+                connection = self._connections
+                await self._clock.sleep(CONFIRM_S)
+                if self._connections == connection:
+                    self._confirmed = max(self._confirmed, revision)
+        return self.revision
+
+    def observe(self, on_topology: OnTopology) -> Callable[[], None]:
+        """Call ``on_topology`` with every later topology, before any subscriber hears of its events.
+
+        It is called between two awaits, must return quickly and must not raise. Returns how to stop.
+        """
+        self._observers.append(on_topology)
+        return lambda: self._observers.remove(on_topology)
 
     def subscribe(self, on_events: OnEvents) -> Callable[[], None]:
         """Call ``on_events`` with the events of every later change and the topology after it.
@@ -186,7 +222,9 @@ class Follower:
         resumed = self._doubt is None
         if not resumed:
             await self._relist()
+        self._connections += 1
         self._passed = self._position
+        self._wake()
         first_pause_s = self._random.uniform(0, SPREAD_S) if resumed else self._reconcile_pause_s()
         async with (
             self._store.watch(self._view, self._position) as messages,
@@ -209,7 +247,7 @@ class Follower:
             _log.warning("listing the store again", reason=self._doubt, revision=snapshot.revision)
         listed = self._relative(snapshot)
         self._store_id = listed[STORE_ID].value
-        self._position = snapshot.revision
+        self._position, self._confirmed = snapshot.revision, 0
         self._alive_at = self._clock.now()
         self._doubt = None
         self.synced = True
@@ -238,6 +276,9 @@ class Follower:
 
     def _note_passed(self, revision: int) -> None:
         self._passed = max(self._passed, revision)
+        self._wake()
+
+    def _wake(self) -> None:
         self._heard.set()
         self._heard = asyncio.Event()
 
@@ -264,6 +305,8 @@ class Follower:
         old, self._topology = self._topology, topology
         self._changed.set()
         self._changed = asyncio.Event()
+        for on_topology in tuple(self._observers):
+            on_topology(topology)
         events = diff(old, topology, coalesced=coalesced)
         if events:
             for on_events in tuple(self._subscribers):

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
+OK: Final = 200
 _MAX_ANSWER_BYTES: Final = 16 << 10
 
 
-class _Health(msgspec.Struct):
+class _Body(msgspec.Struct):
     incarnation: str | None = None
+
+
+class Health(NamedTuple):
+    """What ``/health`` said: its status, and the incarnation it names if it names one."""
+
+    status: int
+    incarnation: str | None
 
 
 async def answering_incarnation(url: str, timeout_s: float) -> str | None:
@@ -22,21 +30,30 @@ async def answering_incarnation(url: str, timeout_s: float) -> str | None:
     """
     try:
         async with asyncio.timeout(timeout_s):
-            return parse_answer(await _ask(url))
+            health = await ask_health(url)
     except (OSError, TimeoutError, ValueError, EOFError, asyncio.LimitOverrunError):
         return None
+    return health.incarnation if health.status == OK else None
 
 
-def parse_answer(answer: bytes) -> str | None:
-    """The incarnation in a whole HTTP response; None when it is no 200 or names none."""
+async def ask_health(url: str) -> Health:
+    """The answer of ``{url}/health``. Raises OSError, EOFError, ValueError or LimitOverrunError when there is none.
+
+    It has no deadline of its own.
+    """
+    return parse_answer(await _ask(url))
+
+
+def parse_answer(answer: bytes) -> Health:
+    """A whole HTTP response; ValueError when it is none."""
     head, _, body = answer.partition(b"\r\n\r\n")
     status = head.split(b"\r\n", 1)[0].split(b" ")
-    if len(status) < 2 or not status[0].startswith(b"HTTP/1.") or status[1] != b"200":
-        return None
+    if len(status) < 2 or not status[0].startswith(b"HTTP/1.") or not status[1].isdigit():
+        raise ValueError("the answer is not HTTP")
     try:
-        return msgspec.json.decode(body, type=_Health).incarnation
+        return Health(int(status[1]), msgspec.json.decode(body, type=_Body).incarnation)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+        return Health(int(status[1]), None)
 
 
 def content_length(head: bytes) -> int | None:

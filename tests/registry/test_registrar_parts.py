@@ -167,19 +167,25 @@ def test_what_the_schema_does_not_allow_is_malformed(frame: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "incarnation"),
+    ("answer", "health"),
     [
-        (b'HTTP/1.1 200 OK\r\nA: b\r\n\r\n{"status":"ok","incarnation":"x"}', "x"),
-        (b'HTTP/1.1 503 No\r\n\r\n{"incarnation":"x"}', None),
-        (b"HTTP/1.1 200 OK\r\n\r\n{}", None),
-        (b"HTTP/1.1 200 OK\r\n\r\n\xff[1]", None),
-        (b'HTTP/1.1 200 OK\r\n\r\n{"incarnation":5}', None),
-        (b"SSH-2.0\r\n\r\n", None),
-        (b"", None),
+        (b'HTTP/1.1 200 OK\r\nA: b\r\n\r\n{"status":"ok","incarnation":"x"}', (200, "x")),
+        (b'HTTP/1.1 503 No\r\n\r\n{"incarnation":"x"}', (503, "x")),
+        (b"HTTP/1.1 200 OK\r\n\r\n{}", (200, None)),
+        (b"HTTP/1.1 200 OK\r\n\r\n\xff[1]", (200, None)),
+        (b'HTTP/1.1 200 OK\r\n\r\n{"incarnation":5}', (200, None)),
     ],
 )
-def test_only_a_good_answer_names_an_incarnation(answer: bytes, incarnation: str | None) -> None:
-    assert parse_answer(answer) == incarnation
+def test_an_answer_is_its_status_and_the_incarnation_it_names(
+    answer: bytes, health: tuple[int, str | None]
+) -> None:
+    assert parse_answer(answer) == health
+
+
+@pytest.mark.parametrize("answer", [b"SSH-2.0\r\n\r\n", b"", b"HTTP/1.1\r\n\r\n", b"HTTP/1.1 ok\r\n\r\n{}"])
+def test_what_is_not_http_is_no_answer(answer: bytes) -> None:
+    with pytest.raises(ValueError, match="not HTTP"):
+        parse_answer(answer)
 
 
 @pytest.mark.parametrize("length", [None, "right", "too long"])
