@@ -24,7 +24,7 @@ from pdcore.router.serving import Serving
 from pdcore.router.upstream import Upstream
 from pdcore.router.views import servable
 from pdcore.topology.compat import check_pair
-from pdcore.topology.events import Event
+from pdcore.topology.events import Event, RankJoined, RankLost
 from pdcore.topology.instance import Instance
 from pdcore.topology.keys import Keyspace
 from pdcore.topology.topology import Topology
@@ -77,7 +77,9 @@ def watching_the_fleet(serving: Serving, lifecycle: Lifecycle) -> Iterator[None]
     def on_events(events: tuple[Event, ...], topology: Topology) -> None:
         for event in events:
             facts = event.log_fields()
-            _log.info(str(facts.pop("event")).replace("_", " "), **facts)
+            # Of ranks the instance's own events say enough; a fleet has thousands of them.
+            say = _log.debug if isinstance(event, RankJoined | RankLost) else _log.info
+            say(str(facts.pop("event")).replace("_", " "), **facts)
         look(topology)
 
     unsubscribe = serving.follower.subscribe(on_events)
