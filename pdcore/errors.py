@@ -158,6 +158,13 @@ class StoreRefused(StoreError):
     """The store answered and will answer the same again: no permission, quota used up, malformed."""
 
 
+class AccessRefused(StoreRefused):
+    """The store does not take us for who we say we are, or wants to know: certificate, user, password, permission.
+
+    A process that meets this at its start ends with exit status 2; one that was working keeps trying and says so.
+    """
+
+
 class LeaseGone(StoreError):
     """The lease expired or was revoked; its keys are gone with it."""
 

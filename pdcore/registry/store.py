@@ -15,6 +15,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final, NewType, Protocol
 
+from pdcore.errors import StoreRefused
+
 MAX_WRITES: Final = 128
 """Most conditions, and most writes, of one transaction (etcd's default limit); more are refused."""
 
@@ -122,6 +124,15 @@ class Committed:
     revision: int
 
 
+def check_transaction(conditions: tuple[Condition, ...], writes: tuple[Write, ...]) -> None:
+    """Raises :class:`~pdcore.errors.StoreRefused` for what no store takes."""
+    keys = [write.key for write in writes]
+    if len(set(keys)) != len(keys):
+        raise StoreRefused("a key occurs twice among the writes of one transaction")
+    if max(len(conditions), len(writes)) > MAX_WRITES:
+        raise StoreRefused(f"more than {MAX_WRITES} conditions or writes in one transaction")
+
+
 class Store(Protocol):
     """A driver. Opened by ``async with``; leaving ends its connections, not its leases."""
 
@@ -158,7 +169,7 @@ class Store(Protocol):
     ) -> AbstractAsyncContextManager[AsyncIterator[WatchMessage]]:
         """Everything after ``after_revision``, whole revisions in order, interleaved with :class:`Alive`.
 
-        Iteration raises :class:`~pdcore.errors.Compacted` when that position is no longer kept, and
+        Entering or iterating raises :class:`~pdcore.errors.Compacted` when that position is no longer kept, and
         :class:`~pdcore.errors.StoreUnavailable` on any break or silence: the caller resumes from the last revision
         it was handed.
         """

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import grpc
 
-from pdcore.errors import StoreUnavailable
-from pdcore.registry.etcd.faults import translate
-from pdcore.registry.etcd.identity import NOBODY, Identity
-from pdcore.registry.etcd.methods import Method, RequestT, ResponseT
+from pdcore.errors import StoreError, StoreUnavailable
+from pdcore.registry.etcd import wire_pb2 as wire
+from pdcore.registry.etcd.faults import HandshakeRefused, TokenRefused, translate
+from pdcore.registry.etcd.identity import NO_PASS, NOBODY, Identity, Login, Pass
+from pdcore.registry.etcd.methods import AUTHENTICATE, Method, RequestT, ResponseT
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 LEAST_ATTEMPT_S: Final = 0.05
@@ -34,9 +36,16 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
 )
 _LEADER_ONLY: Final = (("hasleader", "true"),)  # a member cut off from its leader says so instead of waiting
 
+DoneT = TypeVar("DoneT")
+Attempt = Callable[[Pass, float], Awaitable[DoneT]]
+"""Does something with a pass, within so many seconds."""
+
 
 class Endpoints:
-    """Connections to ``addresses`` (``host:port``), open inside ``async with``. Calls go to :attr:`current`."""
+    """Connections to ``addresses`` (``host:port``) as ``identity``, open inside ``async with``.
+
+    Calls go to :attr:`current`, which changes when it fails.
+    """
 
     def __init__(
         self,
@@ -50,15 +59,16 @@ class Endpoints:
         self.addresses = addresses
         self._options = (*_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes))
         self.timeout_s = timeout_s
-        self._identity = identity
         # Nobody named: a fleet spreads over the members.
         self._index = random.randrange(len(addresses)) if first is None else first
+        self._tls = identity.tls
+        self._login = Login(identity)
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         for address in self.addresses:
-            self._channels[address] = await self._open.enter_async_context(self._channel(address))
+            self._channels[address] = await self._open.enter_async_context(self.dial(address))
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -75,60 +85,98 @@ class Endpoints:
         if failed == self.current:
             self._index = (self._index + 1) % len(self.addresses)
 
-    def dial(self) -> grpc.aio.Channel:
-        """A connection of its own to the current address; the caller closes it."""
-        return self._channel(self.current)
+    def dial(self, address: str) -> grpc.aio.Channel:
+        """A connection of its own to ``address``; the caller closes it."""
+        if self._tls is None:
+            return grpc.aio.insecure_channel(address, options=self._options)
+        return grpc.aio.secure_channel(address, self._tls, options=self._options)
 
     async def call(
         self, method: Method[RequestT, ResponseT], request: RequestT, *, repeatable: bool
     ) -> ResponseT:
         """The answer to ``request`` within ``timeout_s``, all attempts together.
 
-        Only a ``repeatable`` request (one that may happen twice without harm) is tried again, on the next address.
+        Only a ``repeatable`` request (one that may happen twice without harm) is tried again on the next address, or
+        one that was certainly not sent.
         """
-        deadline = asyncio.get_running_loop().time() + self.timeout_s
-        left = max(2, len(self.addresses)) if repeatable else 1
+        deadline = _now() + self.timeout_s
+        left = max(2, len(self.addresses))
+        worst: StoreError | None = None
         while True:
-            budget_s = deadline - asyncio.get_running_loop().time()
-            share_s = budget_s / left if len(self.addresses) > 1 else budget_s
-            left -= 1
-            address = self.current
+            address, budget_s = self.current, deadline - _now()
+            share_s = budget_s / left if repeatable and len(self.addresses) > 1 else budget_s
             try:
                 return await self.call_at(address, method, request, max(share_s, LEAST_ATTEMPT_S))
-            except StoreUnavailable:
-                self.rotate(address)
-                if left == 0 or asyncio.get_running_loop().time() + RETRY_PAUSE_S[1] >= deadline:
-                    raise
+            except HandshakeRefused as fault:
+                worst, may_repeat = worst or fault, True
+            except StoreUnavailable as fault:
+                worst, may_repeat = fault, repeatable
+            self.rotate(address)
+            left -= 1
+            if left == 0 or not may_repeat or _now() + RETRY_PAUSE_S[1] >= deadline:
+                raise worst
             await asyncio.sleep(random.uniform(*RETRY_PAUSE_S))
-
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        if self._identity.tls is None:
-            return grpc.aio.insecure_channel(address, options=self._options)
-        return grpc.aio.secure_channel(address, self._identity.tls, options=self._options)
 
     async def call_at(
         self, address: str, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float
     ) -> ResponseT:
-        """The answer of the member at ``address``, tried once."""
+        """The answer of the member at ``address``."""
+
+        async def attempt(shown: Pass, left_s: float) -> ResponseT:
+            return await self._send(address, method, request, shown, left_s)
+
+        return await self.as_ourselves(address, timeout_s, attempt)
+
+    async def as_ourselves(self, address: str, timeout_s: float, attempt: Attempt[DoneT]) -> DoneT:
+        """What ``attempt`` does with our pass, or with a new one when that is refused; both within ``timeout_s``.
+
+        Logging in, should that be needed, happens at ``address``.
+        """
+        deadline = _now() + timeout_s
+        shown = await self._pass_after(None, address, deadline)
+        try:
+            return await attempt(shown, timeout_s)
+        except TokenRefused:
+            if not self._login.has_user:
+                raise
+        shown = await self._pass_after(shown, address, deadline)
+        return await attempt(shown, max(deadline - _now(), LEAST_ATTEMPT_S))
+
+    async def _pass_after(self, refused: Pass | None, address: str, deadline: float) -> Pass:
+        async def authenticate(request: wire.AuthenticateRequest) -> wire.AuthenticateResponse:
+            left_s = max(deadline - _now(), LEAST_ATTEMPT_S)
+            return await self._send(address, AUTHENTICATE, request, NO_PASS, left_s)
+
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._login.pass_after(refused, authenticate)
+        except TimeoutError as error:
+            raise StoreUnavailable(f"etcd at {address}: no login in time") from error
+
+    async def _send(
+        self,
+        address: str,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        shown: Pass,
+        timeout_s: float,
+    ) -> ResponseT:
         invoke = self._channels[address].unary_unary(
             method.path,
             request_serializer=method.request.SerializeToString,
             response_deserializer=method.response.FromString,
         )
         try:
-            response: ResponseT = await invoke(request, timeout=timeout_s, metadata=_LEADER_ONLY)
+            response: ResponseT = await invoke(request, timeout=timeout_s, metadata=metadata(shown))
         except grpc.aio.AioRpcError as error:
             raise translate(error.code(), error.details(), address) from error
         return response
 
 
-def open_stream(
-    channel: grpc.aio.Channel, method: Method[RequestT, ResponseT]
-) -> grpc.aio.StreamStreamCall[RequestT, ResponseT]:
-    """A call with messages in both directions; the caller cancels it."""
-    invoke = channel.stream_stream(
-        method.path,
-        request_serializer=method.request.SerializeToString,
-        response_deserializer=method.response.FromString,
-    )
-    return invoke(metadata=_LEADER_ONLY)
+def metadata(shown: Pass) -> tuple[tuple[str, str], ...]:
+    """What goes with every call."""
+    return _LEADER_ONLY + shown.metadata
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -18,8 +18,9 @@ import grpc
 from pdcore.beside import running_beside
 from pdcore.errors import Compacted, StoreError, StoreUnavailable
 from pdcore.registry.etcd import wire_pb2 as wire
-from pdcore.registry.etcd.endpoints import Endpoints, open_stream
-from pdcore.registry.etcd.faults import translate
+from pdcore.registry.etcd.endpoints import Endpoints, metadata
+from pdcore.registry.etcd.faults import HandshakeRefused, translate, translate_cancel
+from pdcore.registry.etcd.identity import Pass
 from pdcore.registry.etcd.methods import WATCH
 from pdcore.registry.etcd.revisions import RevisionGrouper, key_range
 from pdcore.registry.store import Alive, WatchMessage
@@ -41,25 +42,54 @@ async def watch_prefix(
 ) -> AsyncIterator[AsyncIterator[WatchMessage]]:
     """See :meth:`pdcore.registry.store.Store.watch`. A watch that breaks leaves its member for the next one."""
     address = endpoints.current
-    async with endpoints.dial() as channel:
-        stream = Stream(open_stream(channel, WATCH), address)
-        messages = _messages(stream, prefix, after_revision, endpoints.timeout_s, patience)
+    async with endpoints.dial(address) as channel:
         try:
-            async with running_beside(stream.read()), aclosing(messages):
-                yield messages
-        except StoreUnavailable:
+            stream, created = await _create(endpoints, channel, address, _creation(prefix, after_revision))
+            try:
+                messages = _messages(stream, created, RevisionGrouper(after_revision), patience)
+                async with running_beside(stream.read()), aclosing(messages):
+                    yield messages
+            finally:
+                stream.cancel()
+        except (StoreUnavailable, HandshakeRefused):
             endpoints.rotate(address)
             raise
-        finally:
+
+
+def _creation(prefix: str, after_revision: int) -> wire.WatchRequest:
+    key, end = key_range(prefix)
+    return wire.WatchRequest(
+        create=wire.WatchCreateRequest(
+            key=key, range_end=end, start_revision=after_revision + 1, fragment=True
+        )
+    )
+
+
+async def _create(
+    endpoints: Endpoints, channel: grpc.aio.Channel, address: str, request: wire.WatchRequest
+) -> tuple[Stream, wire.WatchResponse]:
+    """A stream with the watch on it, and the answer that says so."""
+    invoke = channel.stream_stream(
+        WATCH.path,
+        request_serializer=WATCH.request.SerializeToString,
+        response_deserializer=WATCH.response.FromString,
+    )
+
+    async def attempt(shown: Pass, left_s: float) -> tuple[Stream, wire.WatchResponse]:
+        stream = Stream(invoke(metadata=metadata(shown)), address)
+        try:
+            return stream, await stream.first_answer(request, left_s)
+        except BaseException:
             stream.cancel()
+            raise
+
+    return await endpoints.as_ourselves(address, endpoints.timeout_s, attempt)
 
 
 async def _messages(
-    stream: Stream, prefix: str, after_revision: int, timeout_s: float, patience: Patience
+    stream: Stream, created: wire.WatchResponse, grouper: RevisionGrouper, patience: Patience
 ) -> AsyncGenerator[WatchMessage, None]:
-    await stream.send(_creation(prefix, after_revision), timeout_s)
-    answer = await stream.answer(timeout_s)
-    grouper = RevisionGrouper(after_revision)
+    answer: wire.WatchResponse | None = created
     while True:
         if answer is None:
             raise StoreUnavailable(f"etcd at {stream.address}: the watch is silent")
@@ -74,20 +104,11 @@ async def _messages(
             answer = await stream.answer(patience.answer_s)
 
 
-def _creation(prefix: str, after_revision: int) -> wire.WatchRequest:
-    key, end = key_range(prefix)
-    return wire.WatchRequest(
-        create=wire.WatchCreateRequest(
-            key=key, range_end=end, start_revision=after_revision + 1, fragment=True
-        )
-    )
-
-
 def _check(answer: wire.WatchResponse, address: str) -> None:
     if answer.compact_revision:
         raise Compacted(answer.compact_revision)
     if answer.canceled:
-        raise StoreUnavailable(f"etcd at {address} ended the watch: {answer.cancel_reason or 'no reason'}")
+        raise translate_cancel(answer.cancel_reason, address)
 
 
 class WatchCall(Protocol):
@@ -108,6 +129,23 @@ class Stream:
         self.address = address
         self._call = call
         self._answers: asyncio.Queue[wire.WatchResponse | StoreError] = asyncio.Queue(QUEUE_LIMIT)
+
+    async def first_answer(self, request: wire.WatchRequest, within_s: float) -> wire.WatchResponse:
+        """Send ``request``, and what comes back; before anybody calls ``read``. Raises what ends the watch."""
+        try:
+            async with asyncio.timeout(within_s):
+                with suppress(asyncio.InvalidStateError):  # it has ended already: reading says why
+                    await self._call.write(request)
+                answer = await self._call.read()
+        except TimeoutError as error:
+            raise StoreUnavailable(f"etcd at {self.address}: no watch in time") from error
+        except grpc.aio.AioRpcError as error:
+            raise translate(error.code(), error.details(), self.address) from error
+        if answer is grpc.aio.EOF:
+            raise StoreUnavailable(f"etcd at {self.address} ended the watch")
+        _check(answer, self.address)
+        first: wire.WatchResponse = answer
+        return first
 
     async def read(self) -> None:
         """Queue every answer until the stream ends."""
