@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 import click
 
+from pdcore import telemetry
 from pdcore.cli.terminal import failing_in_one_line, reading_store
 from pdcore.config import COMMON, CommonConfig, load, options
 from pdcore.config.setting import name
@@ -139,6 +140,7 @@ async def _give(
         if wait and not isinstance(ordered.decision, Refuse):
             order = _standing_order(ordered.decision)
             incarnation = None if order is None else order.incarnation
+            telemetry.configure(config.log_format, "warning")  # standard output is for the answer
             await _wait(store, keyspace, kind, instance_id, incarnation)
         return ordered
 

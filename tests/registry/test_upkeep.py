@@ -15,7 +15,7 @@ from pdcore.registry.memory import MemoryStore
 from pdcore.registry.processes import Processes
 from pdcore.registry.registrar_messages import PARENT, Leave, Start, Want
 from pdcore.registry.store import Delete, Put, Stored
-from pdcore.registry.upkeep import Upkeep
+from pdcore.registry.upkeep import PARENT_ENDS_S, Upkeep
 from pdcore.topology import codec
 from pdcore.topology.keys import Keyspace
 from pdcore.topology.records import DepartureRecord, OrderKind
@@ -34,13 +34,16 @@ TTL_S = 9
 
 
 class CountingProcesses(Processes):
-    """Counts how often the loop looks."""
+    """Counts how often the loop looks. Its parent is imaginary, and dies when it is killed."""
 
     looks = 0
 
     def look(self) -> bool:
         self.looks += 1
         return super().look()
+
+    def kill_parent(self) -> None:
+        self.exited |= {PARENT}
 
 
 @dataclass
@@ -395,8 +398,10 @@ async def test_an_order_to_end_is_obeyed_at_the_next_check_and_withdraws_as_orde
     assert (await on.view()).keys() == {ORDER, DEPARTURE}
     assert await reason_in(on) == "ordered"
     assert not on.upkeep.is_done  # until the parent is gone
-    on.processes.exited |= {PARENT}
+    assert PARENT not in on.processes.exited
+    on.clock.time += PARENT_ENDS_S  # it did not end by itself
     await on.upkeep.run()
+    assert PARENT in on.processes.exited
     assert await reason_in(on) == "ordered"
 
 
