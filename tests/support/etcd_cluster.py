@@ -1,0 +1,149 @@
+"""A real etcd of several members for tests, and what an operator does to one with etcdctl."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from tests.support.etcd_server import START_S, TRIES, EtcdServer
+from tests.support.eventually import eventually_now
+from tests.support.processes import free_port
+
+CALL_S: Final = 20.0
+
+
+def etcdctl(endpoint: str, *arguments: str, within_s: float = CALL_S) -> str:
+    """What ``etcdctl`` prints; AssertionError with its words when it fails."""
+    done = subprocess.run(
+        ["etcdctl", f"--endpoints={endpoint}", *arguments],
+        env={**os.environ, "ETCDCTL_API": "3"},
+        capture_output=True,
+        text=True,
+        timeout=within_s,
+    )
+    assert done.returncode == 0, f"etcdctl {' '.join(arguments)}: {done.stderr}{done.stdout}"
+    return done.stdout
+
+
+def status(endpoint: str) -> dict[str, Any]:
+    """The member's own status: ids, leader, raft term, revision, size."""
+    (answer,) = msgspec.json.decode(etcdctl(endpoint, "endpoint", "status", "--write-out=json"))
+    found: dict[str, Any] = answer["Status"]
+    return found
+
+
+def revision_of(endpoint: str) -> int:
+    """The store's revision."""
+    return int(status(endpoint)["header"]["revision"])
+
+
+def compact(endpoint: str, revision: int | None = None) -> None:
+    """Forget every revision before ``revision``, the current one unless given."""
+    etcdctl(endpoint, "compact", str(revision or revision_of(endpoint)), "--physical")
+
+
+def save_snapshot(endpoint: str, file: Path) -> None:
+    """What a backup job runs."""
+    etcdctl(endpoint, "snapshot", "save", str(file))
+
+
+def restore_snapshot(file: Path, server: EtcdServer) -> None:
+    """Replace the data of a ``server`` that is down by ``file``'s."""
+    assert not server.child.running, "stop it first"
+    shutil.rmtree(server.data)
+    peer = next(flag for flag in server.child.arguments if flag.startswith("member="))
+    etcdctl(
+        server.endpoint,
+        *("snapshot", "restore", str(file), "--data-dir", str(server.data), "--name", "member"),
+        *("--initial-cluster", peer, "--initial-advertise-peer-urls", peer.removeprefix("member=")),
+    )
+
+
+def reclaim_space(endpoint: str) -> None:
+    """What ends a space alarm: compact, defragment, disarm."""
+    compact(endpoint)
+    etcdctl(endpoint, "defrag")
+    etcdctl(endpoint, "alarm", "disarm")
+
+
+class EtcdCluster:
+    """Members that elect a leader, each an :class:`EtcdServer` to kill, stop and restart with its data."""
+
+    def __init__(self, directory: Path, size: int = 3) -> None:
+        self._directory = directory
+        self._size = size
+        self.members: tuple[EtcdServer, ...] = ()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Run all members, with no data, and return once they serve."""
+        for attempt in range(TRIES):
+            self.members = self._reserved(self._directory / f"try{attempt}")
+            if self._starts():
+                return
+            self.stop()
+        raise AssertionError(f"no cluster of {self._size} etcd members starts")
+
+    def stop(self) -> None:
+        """SIGTERM all of them and wait."""
+        with ThreadPoolExecutor(self._size) as pool:
+            list(pool.map(EtcdServer.stop, self.members))
+
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """``host:port`` of every member's client port."""
+        return tuple(member.endpoint for member in self.members)
+
+    @property
+    def url(self) -> str:
+        """The value for ``--store``."""
+        return "etcd://" + ",".join(self.endpoints)
+
+    def leader(self) -> int:
+        """The index of the member that leads."""
+        found = status(self.endpoints[0])
+        if found["header"]["member_id"] == found["leader"]:
+            return 0
+        rest = [status(endpoint)["header"]["member_id"] for endpoint in self.endpoints[1:]]
+        return 1 + rest.index(found["leader"])
+
+    def _reserved(self, directory: Path) -> tuple[EtcdServer, ...]:
+        peers = [f"http://127.0.0.1:{free_port()}" for _ in range(self._size)]
+        everybody = ",".join(f"m{number}={peer}" for number, peer in enumerate(peers))
+        members = []
+        for number, peer in enumerate(peers):
+            home = directory / f"m{number}"
+            home.mkdir(parents=True)
+            # etcd takes the last of a repeated flag.
+            own = ("--name", f"m{number}", "--initial-cluster", everybody)
+            urls = ("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer)
+            member = EtcdServer(home, extra=(*own, *urls))
+            member.reserve()
+            members.append(member)
+        return tuple(members)
+
+    def _starts(self) -> bool:
+        """Whether all of them serve: none can alone."""
+        for member in self.members:
+            member.child.start()
+        eventually_now(
+            lambda: all(m.healthy() for m in self.members) or not all(m.child.running for m in self.members),
+            START_S,
+            "every etcd member serving",
+        )
+        return all(member.child.running for member in self.members)
