@@ -61,10 +61,11 @@ class FaultyStore(Generic[StoreT]):
         self._told: list[WatchMessage] = []
 
     async def __aenter__(self) -> Self:
+        await self.store.__aenter__()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        return None
+        await self.store.__aexit__(*exc_info)
 
     async def list(self, prefix: str) -> Snapshot:
         self._check()
