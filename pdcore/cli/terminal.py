@@ -12,7 +12,7 @@ from typing import Final
 import click
 from rich.console import Console
 
-from pdcore.errors import ConfigError, PdcoreError, StoreError
+from pdcore.errors import AccessRefused, ConfigError, PdcoreError, StoreError
 
 FAILED: Final = 1
 MISCONFIGURED: Final = 2
@@ -52,6 +52,8 @@ def reading_store(url: str) -> Iterator[None]:
     """Trouble with the store says which one it was and how to name another."""
     try:
         yield
+    except AccessRefused as refused:
+        raise ConfigError(f"the store at {url} does not let us in: {refused}") from refused
     except StoreError as error:
         raise StoreError(
             f"cannot read the store at {url}: {error}. Is it running? --store / PDCORE_STORE names another one."

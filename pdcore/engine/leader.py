@@ -37,7 +37,7 @@ from pdcore.engine.startup import Startup, starting
 from pdcore.engine.state import LeaderState
 from pdcore.errors import ConfigError, ErrorCode, Superseded
 from pdcore.http_server import answering
-from pdcore.registry.connect import open_store
+from pdcore.registry.connect import admitted_store
 from pdcore.registry.follower import Follower
 from pdcore.registry.registrar_messages import RegistrarSpec
 from pdcore.registry.registration import Registration
@@ -117,9 +117,9 @@ class Leader:
     async def __aenter__(self) -> Leader:
         async with AsyncExitStack() as stack:
             config, startup = self._startup.config, self._startup
-            store = open_store(config.store_access)
-            await stack.enter_async_context(store)
-            self._follower = Follower(store, Keyspace(cluster=config.cluster), clock=self._clock)
+            keyspace = Keyspace(cluster=config.cluster)
+            store = await stack.enter_async_context(admitted_store(config.store_access, keyspace))
+            self._follower = Follower(store, keyspace, clock=self._clock)
             await stack.enter_async_context(self._follower)
             self._registration = await stack.enter_async_context(
                 Registration(_spec(startup, self._runtime_dir))

@@ -118,7 +118,7 @@ async def running(member: Member, on_line: OnLine, grace: Grace) -> AsyncIterato
 @asynccontextmanager
 async def _started(member: Member, on_line: OnLine, grace: Grace, scratch: str) -> AsyncIterator[Child]:
     argv = (sys.executable, "-IS", str(Path(tether.__file__)), str(os.getpid()), *member.argv)
-    environ = {**os.environ, "TMPDIR": scratch}
+    environ = {**os.environ, **member.secrets, "TMPDIR": scratch}
     _, child = await asyncio.get_running_loop().subprocess_exec(
         lambda: Child(on_line),
         *argv,

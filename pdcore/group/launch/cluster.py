@@ -17,7 +17,7 @@ from pdcore.group.launch.local import Supervisor
 from pdcore.group.launch.log import PrefixedLog
 from pdcore.group.launch.members import ROUTER_NAME, ClusterPlan, engines, router
 from pdcore.group.launch.readiness import waiting_for
-from pdcore.registry.connect import open_store
+from pdcore.registry.connect import admitted_store, open_store
 from pdcore.registry.follower import Follower
 from pdcore.topology.keys import Keyspace
 from pdcore.topology.topology import Topology
@@ -59,7 +59,10 @@ class Launcher:
         """
         began = self._clock.now()
         async with AsyncExitStack() as members:
-            if etcd is not None:
+            if etcd is None:
+                async with admitted_store(access, Keyspace(cluster=plan.cluster)):
+                    pass  # one that lets us in, or does not answer yet, is a reason to start members
+            else:
                 self._log.say(f"etcd listens on {access.url}, its data is in {etcd.data_dir}")
                 await members.enter_async_context(self._supervisor.keeping([etcd.member()]))
             await members.enter_async_context(self._supervisor.keeping(engines(plan, access)))

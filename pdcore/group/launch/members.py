@@ -7,7 +7,8 @@ that are not named here reach the members as everywhere else, through ``PDCORE_â
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
@@ -21,10 +22,11 @@ HOST: Final = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One supervised process. ``name`` is its prefix in the log."""
+    """One supervised process. ``name`` is its prefix in the log; ``secrets`` are variables of its own environment."""
 
     name: str
     argv: tuple[str, ...]
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,8 @@ def engines(plan: ClusterPlan, access: StoreAccess) -> tuple[Member, ...]:
 def router(plan: ClusterPlan, access: StoreAccess) -> Member:
     """The one router of ``plan``."""
     flags = {"port": str(plan.port), "router-id": ROUTER_NAME}
-    return Member(name=ROUTER_NAME, argv=_python("router", {**_shared(plan, access), **flags}))
+    argv = _python("router", {**_shared(plan, access), **flags})
+    return Member(name=ROUTER_NAME, argv=argv, secrets=_secrets(access))
 
 
 def _engine(plan: ClusterPlan, access: StoreAccess, role: Role, instance_id: str) -> Member:
@@ -72,7 +75,8 @@ def _engine(plan: ClusterPlan, access: StoreAccess, role: Role, instance_id: str
     }
     if plan.model_name is not None:
         flags["model-name"] = plan.model_name
-    return Member(name=instance_id, argv=_python("engine", {**_shared(plan, access), **flags}))
+    argv = _python("engine", {**_shared(plan, access), **flags})
+    return Member(name=instance_id, argv=argv, secrets=_secrets(access))
 
 
 def _shared(plan: ClusterPlan, access: StoreAccess) -> dict[str, str]:
@@ -91,6 +95,11 @@ def _shared(plan: ClusterPlan, access: StoreAccess) -> dict[str, str]:
         "log-format": plan.log_format,
         "log-level": plan.log_level,
     }
+
+
+def _secrets(access: StoreAccess) -> dict[str, str]:
+    """What may be known to us from a file that the members do not read, and must not be on a command line."""
+    return {} if access.password is None else {"PDCORE_STORE_PASSWORD": access.password}
 
 
 def _python(package: Literal["engine", "router"], flags: dict[str, str]) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ def supervise(config: UpConfig, out: TextIO, body: Body, *, on_signal: int = 0) 
     Raises :class:`ConfigError` for what cannot work, a member's own words included.
     """
     plan = plan_of(config)
+    _check_login(config)
     # What the supervisor's own follower meets is said in the log's words; only what is broken may speak for itself.
     telemetry.configure(config.log_format, "error", role="supervisor")
     log = PrefixedLog(out, (embedded_etcd.NAME, *plan.instance_ids, ROUTER_NAME))
@@ -53,6 +54,13 @@ def supervise(config: UpConfig, out: TextIO, body: Body, *, on_signal: int = 0) 
                 on_signal,
             )
         )
+
+
+def _check_login(config: UpConfig) -> None:
+    """The etcd that is started here asks nobody for a login, and refuses one."""
+    given = (config.store_user, config.store_password, config.store_ca, config.store_cert, config.store_key)
+    if config.store is None and any(value is not None for value in given):
+        raise ConfigError("a user, password or certificate for the store is of no use without --store")
 
 
 def plan_of(config: UpConfig) -> ClusterPlan:

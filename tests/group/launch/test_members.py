@@ -152,3 +152,13 @@ def test_colours_are_for_terminals_only() -> None:
     PrefixedLog(screen, ("etcd",)).say("ready")  # type: ignore[arg-type]
     assert "\033[" in screen.text
     assert "ready" in screen.text
+
+
+def test_a_login_reaches_every_member_and_its_password_no_command_line() -> None:
+    access = replace(STORE, user="u", password="hunter2", ca="/tls/ca", cert="/tls/cert", key="/tls/key")
+    for member in (*engines(PLAN, access), router(PLAN, access)):
+        given = {name: flag(member.argv, f"store-{name}") for name in ("user", "ca", "cert", "key")}
+        assert given == {"user": "u", "ca": "/tls/ca", "cert": "/tls/cert", "key": "/tls/key"}
+        assert member.secrets == {"PDCORE_STORE_PASSWORD": "hunter2"}
+        assert "hunter2" not in f"{member!r} {member.argv} {access!r}"
+    assert router(PLAN, STORE).secrets == {}
