@@ -43,6 +43,13 @@ ENGINE: Final = (
         parse=name,
     ),
     Setting(
+        name="nnodes",
+        help="Machines that the instance spans; more than one need --instance-id, and are refused so far.",
+        parse=integer(1, 1024),
+        default="1",
+        metavar="N",
+    ),
+    Setting(
         name="take_over",
         help="Take the instance id from an incumbent that still answers.",
         parse=flag,
@@ -132,6 +139,7 @@ class EngineConfig(ListenConfig):
     port: int | None
     bootstrap_port: int
     instance_id: str | None
+    nnodes: int
     take_over: bool
     lease_ttl_s: int
     device: str

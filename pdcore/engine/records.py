@@ -35,11 +35,11 @@ class Identity:
 
 
 def instance_record(identity: Identity, ready: Mapping[RankPosition, Ready], state: State) -> InstanceRecord:
-    """The instance's record. ConfigError when its ranks do not agree on what they serve."""
+    """The instance's record. ConfigError, field by field, when its ranks do not serve the same."""
+    wrong = disagreements(identity, ready)
+    if wrong:
+        raise ConfigError(*wrong)
     first = ready[min(ready)]
-    differing = sorted(rank for rank, said in ready.items() if said.compat != first.compat)
-    if differing:
-        raise ConfigError(f"rank {differing[0]} disagrees with rank {min(ready)} on what a pair must share")
     return InstanceRecord(
         incarnation=identity.incarnation,
         role=identity.role,
@@ -62,6 +62,24 @@ def instance_record(identity: Identity, ready: Mapping[RankPosition, Ready], sta
         pid=identity.pid,
         state=state,
     )
+
+
+def disagreements(identity: Identity, ready: Mapping[RankPosition, Ready]) -> tuple[str, ...]:
+    """Where a rank does not serve what its instance does: the first rank's word on what a pair must share, and the
+    block size that the instance was started with. One sentence per rank and field."""
+    leading = min(ready)
+    block_sizes = ready[leading].compat.get("block_sizes")
+    wrong = []
+    if not isinstance(block_sizes, list | tuple) or identity.block_size not in block_sizes:
+        said = f"rank {leading}: block_sizes is {block_sizes!r}"
+        wrong.append(f"{said}, the instance was started with {identity.block_size}")
+    for rank in sorted(ready):
+        mine, theirs = ready[rank].compat, ready[leading].compat
+        for field in sorted(mine.keys() | theirs.keys()):
+            if mine.get(field) != theirs.get(field):
+                values = f"{mine.get(field)!r}, rank {leading} has {theirs.get(field)!r}"
+                wrong.append(f"rank {rank}: {field} is {values}")
+    return tuple(wrong)
 
 
 def standing(record: InstanceRecord, state: State, *, drained: bool) -> InstanceRecord:

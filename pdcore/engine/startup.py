@@ -73,6 +73,7 @@ class Startup:
 @contextmanager
 def starting(config: EngineConfig) -> Iterator[Startup]:
     """Read the model's text side and bind the ports; leaving closes them."""
+    _check_nodes(config)
     model, texts = _model(config)
     role = cast(Role, config.role)
     with ExitStack() as stack:
@@ -89,6 +90,15 @@ def starting(config: EngineConfig) -> Iterator[Startup]:
             listener=listener,
             bootstrap=bootstrap,
         )
+
+
+def _check_nodes(config: EngineConfig) -> None:
+    """Parents on several machines have nothing in common from which each could make the same id."""
+    where = f"--nnodes / PDCORE_NNODES: {config.nnodes}"
+    if config.nnodes > 1 and config.instance_id is None:
+        raise ConfigError(f"{where} machines need one --instance-id / PDCORE_INSTANCE_ID for all of them")
+    if config.nnodes > 1:
+        raise ConfigError(f"{where} machines cannot form an instance yet, only 1")
 
 
 def _model(config: EngineConfig) -> tuple[ModelConfig, TextCodec]:

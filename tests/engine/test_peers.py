@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from pdcore.engine.legs import Leg
 from pdcore.engine.messages import Ready
 from pdcore.engine.peers import Peers, knows, locate
-from pdcore.engine.records import Identity, instance_record, rank_records
+from pdcore.engine.records import Identity, disagreements, instance_record, rank_records
 from pdcore.errors import ApiError, ConfigError
 from pdcore.topology import codec, keys
 from pdcore.topology.keys import RankId, RankPosition
@@ -159,11 +160,29 @@ def test_a_record_counts_what_its_ranks_said() -> None:
     assert (record.bootstrap_host, record.bootstrap_port) == ("127.0.0.1", 18800)
 
 
-def test_ranks_that_disagree_are_no_instance() -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("kv_dtype", "bfloat16"), ("block_sizes", [16, 32]), ("layout", 2), ("wire", 9), ("kv_layout", "other")],
+)
+def test_a_rank_that_disagrees_with_its_instance_is_refused_with_the_field(field: str, value: object) -> None:
     positions = ready(RankPosition(0, 0, 0), RankPosition(0, 0, 1))
-    other = READY.compat | {"layers": 99}
-    positions[RankPosition(0, 0, 1)] = Ready(
-        **{name: getattr(READY, name) for name in READY.__struct_fields__ if name != "compat"}, compat=other
-    )
-    with pytest.raises(ConfigError, match=r"0\.0\.1"):
+    other = msgspec.structs.replace(READY, compat=READY.compat | {field: value})
+    positions[RankPosition(0, 0, 1)] = other
+    with pytest.raises(ConfigError) as caught:
         instance_record(identity("prefill"), positions, "starting")
+    expected = f"rank 0.0.1: {field} is {value!r}, rank 0.0.0 has {READY.compat[field]!r}"
+    assert caught.value.problems == (expected,)
+
+
+def test_a_rank_with_another_block_size_than_the_instance_was_started_with_is_refused() -> None:
+    other = replace(identity("decode"), block_size=32)
+    with pytest.raises(ConfigError, match=r"block_sizes is \[16\], the instance was started with 32"):
+        instance_record(other, ready(RankPosition(0, 0, 0)), "starting")
+
+
+def test_a_word_that_a_rank_leaves_out_is_a_disagreement_too() -> None:
+    positions = ready(RankPosition(0, 0, 0), RankPosition(0, 0, 1))
+    without = {name: value for name, value in READY.compat.items() if name != "kv_dtype"}
+    positions[RankPosition(0, 0, 1)] = msgspec.structs.replace(READY, compat=without)
+    (said,) = disagreements(identity("decode"), positions)
+    assert said == "rank 0.0.1: kv_dtype is None, rank 0.0.0 has 'float32'"

@@ -57,6 +57,11 @@ def test_names_follow_from_role_host_port_and_directory(model: Path) -> None:
         assert other.identity.incarnation != identity.incarnation
 
 
+def test_an_instance_on_several_machines_needs_an_id_given_to_all_of_them(model: Path) -> None:
+    assert "need one --instance-id / PDCORE_INSTANCE_ID" in refusal(config(model, nnodes="2"))
+    assert "only 1" in refusal(config(model, nnodes="2", instance_id="mine"))
+
+
 def test_a_prefill_leader_holds_its_bootstrap_port_from_the_start(model: Path) -> None:
     with starting(config(model, "prefill")) as startup:
         port = startup.identity.bootstrap_port

@@ -45,6 +45,7 @@ async def test_a_stopped_parents_ranks_are_killed_by_order(shared_etcd: EtcdServ
                 return departure if gone and isinstance(departure, DepartureRecord) else None
 
             departure = await eventually(withdrawn, 3, "withdrawn")
+            assert departure is not None
             assert (departure.incarnation, departure.reason) == ("a", "ordered")
 
 
