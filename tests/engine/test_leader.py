@@ -185,6 +185,12 @@ def test_a_rank_that_refuses_to_start_ends_the_leader(leaders: Leaders, model: P
     assert leaders.cluster.instance_keys(engine.instance_id) == []
 
 
+def test_a_rank_that_serves_something_else_than_its_instance_is_refused(leaders: Leaders) -> None:
+    engine = leaders.start("unified", "--block-size", "32")
+    assert "rank 0.0.0: block_sizes is [16], the instance was started with 32" in refusal(engine)
+    assert leaders.cluster.instance_keys(engine.instance_id) == []
+
+
 def test_the_newest_start_holds_the_instance(leaders: Leaders) -> None:
     one = ("--instance-id", "one")
     killed = leaders.start("unified", *one).wait_ready()
