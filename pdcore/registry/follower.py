@@ -34,7 +34,7 @@ OnEvents = Callable[[tuple[Event, ...], Topology], None]
 OnTopology = Callable[[Topology], None]
 
 FIRST_PAUSE_S: Final = 0.05
-LONGEST_PAUSE_S: Final = 2.0
+LONGEST_PAUSE_S: Final = 1.0
 RECONCILE_S: Final = 300.0
 RECONCILE_AGAIN_S: Final = 5.0
 SPREAD_S: Final = 1.0
@@ -193,15 +193,18 @@ class Follower:
         return unsubscribe
 
     async def _run(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        pause_s, doubted = FIRST_PAUSE_S, False
         while True:
             began = self._clock.now()
             try:
                 await self._follow()
             except (Compacted, _Doubt) as doubt:
-                self._doubt = str(doubt)
+                if not doubted:
+                    pause_s = FIRST_PAUSE_S  # the store is there, however long it was away
+                doubted, self._doubt = True, str(doubt)
                 self._note_break(doubt)
             except StoreError as error:
+                doubted = False
                 self._note_break(error)
             if self._clock.now() - began > LONGEST_PAUSE_S:
                 pause_s = FIRST_PAUSE_S

@@ -13,7 +13,7 @@ import pytest
 from pdcore.config import StoreAccess
 from pdcore.registry.connect import open_store
 from pdcore.registry.etcd.driver import EtcdStore
-from pdcore.registry.follower import Follower
+from pdcore.registry.follower import FIRST_PAUSE_S, LONGEST_PAUSE_S, Follower
 from pdcore.registry.memory import MemoryStore
 from pdcore.registry.store import Delete, Put, Store
 from pdcore.topology.codec import encode
@@ -48,6 +48,19 @@ async def delete_router(store: Store, router_id: str) -> int:
 def has(*router_ids: str) -> Callable[[Topology], bool]:
     """Whether exactly these routers are in the view."""
     return lambda topology: set(topology.routers) == set(router_ids)
+
+
+class PausesRemembered(HurriedClock):
+    """How long a follower waited before each new try."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds <= LONGEST_PAUSE_S:
+            self.pauses.append(seconds)
+        await super().sleep(seconds)
 
 
 @dataclass
@@ -216,6 +229,18 @@ class TestFollower:
             await follower.wait_until(has("c"), WITHIN_S)
             assert follower.relists_total == 1
         assert sorted(heard.routers()) == [("RouterJoined", "c", True), ("RouterLost", "a", True)]
+
+    async def test_a_store_that_was_long_away_is_listed_at_once_when_in_doubt(self) -> None:
+        store, clock = memory(), PausesRemembered()
+        async with Follower(store, KEYSPACE, clock=clock) as follower:
+            await following(follower)
+            store.down = True
+            await eventually(lambda: clock.pauses and clock.pauses[-1] >= LONGEST_PAUSE_S / 2, WITHIN_S)
+            store.store.compact(await put_router(store.store, "a"))
+            store.down = False
+            await follower.wait_until(has("a"), WITHIN_S)
+            assert follower.relists_total == 1
+            assert clock.pauses[-1] <= FIRST_PAUSE_S
 
     @pytest.mark.parametrize("later_writes", [0, 100])
     async def test_another_store_behind_the_same_address_is_listed(self, later_writes: int) -> None:
