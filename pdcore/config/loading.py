@@ -17,13 +17,19 @@ from typing import Any, Final, TypeVar
 import click
 
 from pdcore.config.engine import ENGINE
+from pdcore.config.facade import FACADE
 from pdcore.config.router import ROUTER
 from pdcore.config.setting import Setting
 from pdcore.config.up import UP
 from pdcore.errors import ConfigError
 
 CONFIG_FILE: Final = "pdcore.toml"
-SECTIONS: Final[Mapping[str, Sequence[Setting]]] = {"engine": ENGINE, "router": ROUTER, "up": UP}
+SECTIONS: Final[Mapping[str, Sequence[Setting]]] = {
+    "engine": ENGINE,
+    "facade": FACADE,
+    "router": ROUTER,
+    "up": UP,
+}
 ConfigT = TypeVar("ConfigT")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 

@@ -120,7 +120,7 @@ class RoomWriter:
 
     def release(self, rooms: Iterable[int]) -> None:
         """These rooms are over; one that is not open is no error."""
-        self._writing.released(self._table.release(rooms, self._clock.now()))
+        self._end(rooms)
         self._news.set()
 
     def get(self, room: int) -> int | None:
@@ -158,7 +158,7 @@ class RoomWriter:
 
     async def _step(self) -> None:
         now = self._clock.now()
-        self.release(self._table.ended(now))
+        self._end(self._table.ended(now))
         if now >= self._writing.next_at():
             try:
                 await self._writing.keep()
@@ -167,6 +167,9 @@ class RoomWriter:
         batch = self._table.batch(self._clock.now(), self._writing.limit)
         if len(batch):
             await self._write(batch)
+
+    def _end(self, rooms: Iterable[int]) -> None:
+        self._writing.released(self._table.release(rooms, self._clock.now()))
 
     async def _write(self, batch: Batch) -> None:
         written = False

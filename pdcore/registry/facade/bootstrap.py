@@ -1,0 +1,101 @@
+"""One instance behind the bootstrap protocol: its route as the keyspace shows it, its ranks, its rooms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from pdcore.errors import PdcoreError
+from pdcore.registry.facade import documents
+from pdcore.registry.facade.bodies import RankRegistration
+from pdcore.registry.rooms.readers import RoomReader
+from pdcore.registry.rooms.writer import RoomWriter
+from pdcore.topology.topology import Topology
+
+LOOK_S: Final = 0.05
+"""How long a query waits for rooms that this process does not know of; who is told -1 asks again."""
+
+
+class Differs(PdcoreError):
+    """The call contradicts what stands (409)."""
+
+    def __init__(self, field: str, sentence: str) -> None:
+        super().__init__(f"{field}: {sentence}")
+        self.field = field
+
+
+class NotYet(PdcoreError):
+    """The call is right and too early (503)."""
+
+
+class Ranks(Protocol):
+    """Whose ranks they are: this process's own or foreign."""
+
+    @property
+    def dp_size(self) -> int | None:
+        """How many DP ranks the instance has; None before anybody knows."""
+        ...
+
+    @property
+    def are_alive(self) -> bool:
+        """Whether every rank is there as far as this process can tell by itself."""
+        ...
+
+    async def register(self, rank: RankRegistration) -> None:
+        """Take ``rank`` in. Raises Differs, NotYet."""
+        ...
+
+
+class Bootstrap:
+    """What the protocol asks and says. Mutable: ``_route``, the newest one that the keyspace has shown complete.
+
+    That one stays while this process knows its ranks alive: keys that vanish with a lease come back in a moment.
+    """
+
+    def __init__(
+        self,
+        instance_id: str,
+        incarnation: str,
+        ranks: Ranks,
+        view: Callable[[], Topology],
+        writer: RoomWriter,
+        reader: RoomReader,
+    ) -> None:
+        self._instance_id = instance_id
+        self._incarnation = incarnation
+        self._ranks = ranks
+        self._view = view
+        self._writer = writer
+        self._reader = reader
+        self._route: Mapping[str, object] | None = None
+
+    @property
+    def dp_size(self) -> int | None:
+        """See :class:`Ranks`."""
+        return self._ranks.dp_size
+
+    def route(self) -> Mapping[str, object] | None:
+        """The whole table; None while a rank is missing."""
+        instance = self._view().instances.get(self._instance_id)
+        if not self._ranks.are_alive:
+            self._route = None
+        elif instance is not None and instance.incarnation == self._incarnation:
+            if documents.has_route(instance):
+                self._route = documents.route(instance)
+        return self._route
+
+    async def register(self, rank: RankRegistration) -> None:
+        """A rank says where it is. Raises Differs, NotYet."""
+        await self._ranks.register(rank)
+
+    def put_room(self, room: int, dp_rank: int) -> None:
+        """This room is that DP rank's. Raises StoreRefused when too many are open."""
+        self._writer.put({room: dp_rank})
+
+    async def query(self, rooms: list[int]) -> dict[int, int]:
+        """The DP ranks of those rooms that have one."""
+        found = {room: dp_rank for room in rooms if (dp_rank := self._writer.get(room)) is not None}
+        missing = [room for room in rooms if room not in found]
+        if missing:
+            found |= await self._reader.resolve(self._instance_id, missing, LOOK_S)
+        return found
