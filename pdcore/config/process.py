@@ -44,6 +44,13 @@ LISTEN: Final = (
         metavar="SECONDS",
     ),
     Setting(
+        name="probe_timeout_s",
+        help="How long an instance in doubt may take to say that it lives.",
+        parse=seconds(0.05, 10),
+        default="0.5",
+        metavar="SECONDS",
+    ),
+    Setting(
         name="max_body_bytes",
         help="Largest request body.",
         parse=integer(1024, 1 << 30),
@@ -75,5 +82,6 @@ class ListenConfig(CommonConfig):
 
     host: str
     request_timeout_s: float
+    probe_timeout_s: float
     max_body_bytes: int
     drain_timeout_s: float

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from pdcore.config.process import COMMON, LISTEN, ListenConfig
-from pdcore.config.setting import Setting, integer, name, seconds
+from pdcore.config.setting import Setting, integer, name, path, seconds
 
 ROUTER: Final = (
     *COMMON,
@@ -27,6 +28,12 @@ ROUTER: Final = (
         parse=integer(5, 60),
         default="10",
         metavar="SECONDS",
+    ),
+    Setting(
+        name="view_cache",
+        help="File that keeps the last view for a start while the store is away; none unless given.",
+        parse=path,
+        metavar="FILE",
     ),
     Setting(
         name="connect_timeout_s",
@@ -73,6 +80,7 @@ class RouterConfig(ListenConfig):
     port: int
     router_id: str | None
     lease_ttl_s: int
+    view_cache: Path | None
     connect_timeout_s: float
     first_byte_timeout_s: float
     idle_timeout_s: float

@@ -25,6 +25,7 @@ def build_app(*, router_id: str, serving: Serving, lifecycle: Lifecycle) -> Star
     views = Views(
         router_id=router_id,
         follower=serving.follower,
+        fleet=serving.fleet,
         ledger=serving.ledger,
         rules=serving.rules,
         lifecycle=lifecycle,

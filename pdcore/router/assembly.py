@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 from pdcore import telemetry
 from pdcore.clock import Clock
 from pdcore.config import RouterConfig
 from pdcore.registry.follower import Follower
+from pdcore.registry.overlay.fleet import Fleet
+from pdcore.registry.overlay.suspect import Note
 from pdcore.registry.store import LeaseId, Store
 from pdcore.router.dispatch import Ground
 from pdcore.router.lifecycle import Lifecycle
@@ -23,6 +25,7 @@ from pdcore.router.rooms import ClientRooms
 from pdcore.router.serving import Serving
 from pdcore.router.upstream import Upstream
 from pdcore.router.views import servable
+from pdcore.router.vigil import Vigil
 from pdcore.topology.compat import check_pair
 from pdcore.topology.events import Event, RankJoined, RankLost
 from pdcore.topology.instance import Instance
@@ -31,6 +34,8 @@ from pdcore.topology.topology import Topology
 
 _log = telemetry.logger(__name__)
 
+QUIET_S: Final = 1.0
+LOOK_EVERY_S: Final = 0.25
 HANDSHAKES: Final[Mapping[str, Handshake]] = {"bootstrap": Bootstrap(), "unified": Unified()}
 
 
@@ -42,18 +47,23 @@ def assemble(
     upstream: Upstream,
     clock: Clock,
     lease: Callable[[], LeaseId | None],
+    cached: Topology | None = None,
 ) -> Serving:
-    """What serves requests. Nothing is opened here; ``lease`` is the router's own, None while it has none."""
+    """What serves requests. Nothing is opened here; ``lease`` is the router's own, None while it has none.
+
+    ``cached`` is the view of an earlier run, to begin with while the store is away.
+    """
+    fleet = Fleet(follower, probe_timeout_s=config.probe_timeout_s, cached=cached, clock=clock)
     metrics = RouterMetrics()
-    metrics.watch("view_age_seconds", "Since the store last proved the view.", follower.view_age_s)
-    metrics.watch("view_revision", "Revision of the view.", lambda: follower.topology.revision)
+    metrics.watch_view(follower, fleet)
     rooms = ClientRooms(
         store, Keyspace(cluster=config.cluster), lease=lease, on_skipped=metrics.unclaimed_rooms.inc
     )
     return Serving(
         config=config,
-        ground=Ground(upstream=upstream, clock=clock, metrics=metrics),
+        ground=Ground(upstream=upstream, clock=clock, metrics=metrics, vigil=Vigil(), accuse=fleet.accuse),
         follower=follower,
+        fleet=fleet,
         ledger=Ledger(),
         rules=Rules(check=CompatMemo(_check), protocols=frozenset(HANDSHAKES)),
         handshakes=HANDSHAKES,
@@ -69,10 +79,15 @@ def _check(prefill: Instance, decode: Instance) -> tuple[str, ...]:
 def watching_the_fleet(serving: Serving, lifecycle: Lifecycle) -> Iterator[None]:
     """Inside the block: readiness latches when the view first holds something that serves; old turns are dropped."""
 
-    def look(topology: Topology) -> None:
-        if not lifecycle.latched and isinstance(servable(topology, serving.ledger, serving.rules), Pick):
+    def look() -> None:
+        view = serving.fleet.view
+        if not lifecycle.latched and isinstance(servable(view, serving.ledger, serving.rules), Pick):
             lifecycle.latched = True
-        serving.ledger.forget(topology.instances)
+        serving.ledger.forget(view.topology.instances)
+
+    def on_note(note: Note) -> None:
+        if note.kind == "frozen":
+            serving.ground.vigil.fail(note.key)
 
     def on_events(events: tuple[Event, ...], topology: Topology) -> None:
         for event in events:
@@ -80,11 +95,18 @@ def watching_the_fleet(serving: Serving, lifecycle: Lifecycle) -> Iterator[None]
             # Of ranks the instance's own events say enough; a fleet has thousands of them.
             say = _log.debug if isinstance(event, RankJoined | RankLost) else _log.info
             say(str(facts.pop("event")).replace("_", " "), **facts)
-        look(topology)
 
-    unsubscribe = serving.follower.subscribe(on_events)
-    look(serving.follower.topology)
-    try:
+    with ExitStack() as stack:
+        stack.callback(serving.follower.subscribe(on_events))
+        stack.callback(serving.fleet.subscribe(look, on_note))
+        look()
         yield
-    finally:
-        unsubscribe()
+
+
+async def watch_for_silence(serving: Serving) -> None:
+    """For ever: ask every instance that has requests and sends nothing whether it lives."""
+    clock = serving.ground.clock
+    while True:
+        await clock.sleep(LOOK_EVERY_S)
+        for key in serving.ground.vigil.quiet(clock.now(), QUIET_S):
+            serving.fleet.accuse(key, "silence")

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from pdcore.clock import Clock
+from pdcore.registry.overlay.suspect import Evidence
 from pdcore.router.answer import ClientAnswer, ClientStalled
 from pdcore.router.budget import Budget
 from pdcore.router.exchange import Effect, Leg, LegEvent, LegFailure, Phase, decide, failure_in_body
@@ -19,10 +21,13 @@ from pdcore.router.headers import returned
 from pdcore.router.leg import LegCall
 from pdcore.router.load import Hold
 from pdcore.router.metrics import RouterMetrics
+from pdcore.router.pick import InstanceKey
 from pdcore.router.protocols.base import KV_MARK, KV_RECEIVED, LegPlan, Plan
 from pdcore.router.relay import DONE, EventCutter, EventTooLarge, StreamReader, error_object, event_data
 from pdcore.router.upstream import Answer, Upstream
+from pdcore.router.vigil import Vigil
 
+CONNECTION_FAILURES: Final = frozenset({"unreachable", "connect_expired", "broken"})
 LINGER_S: Final = 0.5  # how long a prefill answer may trail behind a finished request
 
 Rename = Callable[[bytes], bytes]
@@ -52,6 +57,8 @@ class Ground:
     upstream: Upstream
     clock: Clock
     metrics: RouterMetrics
+    vigil: Vigil
+    accuse: Callable[[InstanceKey, Evidence], None]
 
 
 class AttemptRun:
@@ -95,19 +102,25 @@ class AttemptRun:
         return self._verdict
 
     async def _run_leg(self, plan: LegPlan, hold: Hold) -> None:
-        ground = self._ground
-        with hold, ground.metrics.leg(plan.leg) as outcome:
+        ground, key = self._ground, (plan.instance.instance_id, plan.instance.incarnation)
+        watched = ground.vigil.leg(key, ground.clock.now, partial(self._froze, plan.leg))
+        with hold, watched, ground.metrics.leg(plan.leg) as outcome:
             try:
-                async with LegCall(plan, ground.upstream, self._budget, ground.clock) as call:
+                async with LegCall(plan, ground.upstream, self._budget, ground.clock, watched.heard) as call:
                     answer = await call.open()
                     await (self._prefill if plan.leg == "prefill" else self._decode)(call, answer)
                 outcome.set("ok")
             except LegFailure as failure:
                 outcome.set(failure.event)
+                if failure.event in CONNECTION_FAILURES:
+                    ground.accuse(key, "connection")
                 self._happened(plan.leg, failure.event, failure)
             except ClientStalled as stalled:
                 self._stalled = stalled
                 self._settled.set()
+
+    def _froze(self, leg: Leg) -> None:
+        self._happened(leg, "frozen", LegFailure(leg, "frozen", "the engine stopped answering"))
 
     def _happened(self, leg: Leg, event: LegEvent, failure: LegFailure | None = None) -> None:
         """Apply the table; the only place where phase and verdict change."""

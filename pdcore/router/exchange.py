@@ -26,6 +26,7 @@ Failure = Literal[
     "expired",  # 504: the engine's share of the budget
     "failed",  # any other status, or an error object as body
     "broken",  # reset, or an end before the end
+    "frozen",  # neither a byte nor an answer about its health
     "garbage",  # an answer nobody can read
     "deadline",  # one of our budgets
 ]
@@ -72,6 +73,7 @@ _FIRST_DECIDES: Final[dict[LegEvent, Effect]] = {
     "expired": "answer",
     "failed": "answer",
     "broken": "answer",
+    "frozen": "answer",
     "garbage": "answer",
     "deadline": "answer",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -23,13 +23,19 @@ ResultT = TypeVar("ResultT")
 
 
 class LegCall:
-    """One leg from its request to the end of its answer; ``async with`` closes the connection in every ending."""
+    """One leg from its request to the end of its answer; ``async with`` closes the connection in every ending.
 
-    def __init__(self, plan: LegPlan, upstream: Upstream, budget: Budget, clock: Clock) -> None:
+    ``heard`` is called whenever something came from the engine.
+    """
+
+    def __init__(
+        self, plan: LegPlan, upstream: Upstream, budget: Budget, clock: Clock, heard: Callable[[], None]
+    ) -> None:
         self._plan = plan
         self._upstream = upstream
         self._budget = budget
         self._clock = clock
+        self._heard = heard
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -54,6 +60,7 @@ class LegCall:
             raise self.failure("connect_expired" if wrong.timed_out else "unreachable", str(wrong)) from wrong
         except Broken as wrong:
             raise self.failure("broken", str(wrong)) from wrong
+        self._heard()
         failed = event_of_status(answer.status)
         if failed is not None:
             raise await self._bad_status(failed, answer, deadline)
@@ -95,9 +102,11 @@ class LegCall:
     async def chunk(self, answer: Answer, deadline: Deadline) -> bytes:
         """The next part of the body, b"" at its end."""
         try:
-            return await self._within(deadline, answer.read())
+            part = await self._within(deadline, answer.read())
         except Broken as wrong:
             raise self.failure("broken", str(wrong)) from wrong
+        self._heard()
+        return part
 
     async def drain(self, answer: Answer) -> None:
         """Read to the end if it is near, so that the connection can serve again; how it ends matters to nobody."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from pdcore.errors import ErrorCode
+from pdcore.registry.follower import Follower
+from pdcore.registry.overlay.fleet import Fleet
+from pdcore.registry.overlay.suspect import Outcome
 from pdcore.router.api import PATHS, Endpoint
 from pdcore.router.exchange import FAILURES, Leg
 
@@ -92,6 +96,21 @@ class RouterMetrics:
     def watch(self, name: str, help_text: str, value: Callable[[], float]) -> None:
         """A gauge that is read when somebody looks."""
         Gauge(f"pdcore_router_{name}", help_text, registry=self.registry).set_function(value)
+
+    def watch_view(self, follower: Follower, fleet: Fleet) -> None:
+        """What the follower and its overlay know of themselves, read when somebody looks."""
+        self.watch("view_age_seconds", "Since the store last proved the view.", follower.view_age_s)
+        self.watch("view_revision", "Revision of the view.", lambda: follower.topology.revision)
+        self.watch("view_reconnects", "Breaks of the watch.", lambda: follower.reconnects_total)
+        self.watch("view_relists", "Times the store was listed again.", lambda: follower.relists_total)
+        self.watch("view_repairs", "Times the view was wrong; must stay 0.", lambda: follower.repairs_total)
+        self.watch("suspects", "Instances picked last.", lambda: fleet.statistics().suspects)
+        self.watch("instances_gone", "Instances known not to answer.", lambda: fleet.statistics().gone)
+        probes = Gauge(
+            "pdcore_router_probes", "Probes by how they ended.", ["outcome"], registry=self.registry
+        )
+        for outcome in get_args(Outcome):
+            probes.labels(outcome).set_function(partial(fleet.probes, outcome))
 
     @contextmanager
     def leg(self, leg: Leg) -> Iterator[LegOutcome]:

@@ -7,8 +7,9 @@ candidates is chosen is a :class:`Policy`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final, Protocol
 
 from pdcore.topology.instance import Instance
 from pdcore.topology.topology import Topology
@@ -108,10 +109,54 @@ class Rules:
     unified_policy: Policy = least_in_flight
 
 
-def pick(topology: Topology, want: Want, load: Load, rules: Rules) -> Pick | NoPair:
-    """A pair for ``want``, a unified instance when no pair is eligible, or every reason why not."""
+class Doubts(Protocol):
+    """Whom the network speaks against: ``suspects`` come last, ``gone`` (and why) not at all."""
+
+    @property
+    def suspects(self) -> Collection[str]: ...
+
+    @property
+    def gone(self) -> Mapping[str, str]: ...
+
+
+class NoDoubts:
+    """Nobody is suspect."""
+
+    suspects: Collection[str] = frozenset()
+    gone: Mapping[str, str] = MappingProxyType({})
+
+
+NO_DOUBTS: Final = NoDoubts()
+
+
+def pick(
+    topology: Topology, want: Want, load: Load, rules: Rules, doubts: Doubts = NO_DOUBTS
+) -> Pick | NoPair:
+    """A pair for ``want``, a unified instance when no pair is eligible, or every reason why not.
+
+    Suspects are looked at only when nothing else can take it, and then as few of them as can be.
+    """
     reasons: dict[str, tuple[str, ...]] = {}
-    fit = [one for one in topology.instances.values() if not _note(reasons, topology, one, want, rules)]
+    fit = [
+        one for one in topology.instances.values() if not _note(reasons, topology, one, want, rules, doubts)
+    ]
+    sure = [one for one in fit if one.instance_id not in doubts.suspects]
+    if len(sure) < len(fit):
+        found = _choose(topology, sure, want, load, rules, dict(reasons))
+        if isinstance(found, Pick):
+            return found
+        rules = _sure_first(rules, doubts.suspects)
+    return _choose(topology, fit, want, load, rules, reasons)
+
+
+def _choose(
+    topology: Topology,
+    fit: Sequence[Instance],
+    want: Want,
+    load: Load,
+    rules: Rules,
+    reasons: dict[str, tuple[str, ...]],
+) -> Pick | NoPair:
     partners = _partners(fit, rules, reasons)
     if partners:
         prefill = rules.prefill_policy([one for one, _ in partners], load, None)
@@ -127,6 +172,24 @@ def pick(topology: Topology, want: Want, load: Load, rules: Rules) -> Pick | NoP
         chosen = rules.unified_policy(unified, load, None)
         return Pick(prefill=None, decode=chosen, prefill_dp_rank=None, revision=topology.revision)
     return NoPair(reasons=_missing_roles(fit, reasons), revision=topology.revision)
+
+
+def _sure_first(rules: Rules, suspects: Collection[str]) -> Rules:
+    """``rules`` whose policies see suspects only where there is nobody else."""
+
+    def narrowed(policy: Policy) -> Policy:
+        def choose(candidates: Sequence[Instance], load: Load, partner: Instance | None) -> Instance:
+            sure = [one for one in candidates if one.instance_id not in suspects]
+            return policy(sure or candidates, load, partner)
+
+        return choose
+
+    return replace(
+        rules,
+        prefill_policy=narrowed(rules.prefill_policy),
+        decode_policy=narrowed(rules.decode_policy),
+        unified_policy=narrowed(rules.unified_policy),
+    )
 
 
 def exclusion(topology: Topology, one: Instance, want: Want, rules: Rules) -> tuple[str, ...]:
@@ -161,9 +224,16 @@ def _against_prefill(one: Instance, want: Want) -> list[str]:
 
 
 def _note(
-    reasons: dict[str, tuple[str, ...]], topology: Topology, one: Instance, want: Want, rules: Rules
+    reasons: dict[str, tuple[str, ...]],
+    topology: Topology,
+    one: Instance,
+    want: Want,
+    rules: Rules,
+    doubts: Doubts,
 ) -> bool:
     why = exclusion(topology, one, want, rules)
+    if one.instance_id in doubts.gone:
+        why = (*why, doubts.gone[one.instance_id])
     if why:
         reasons[one.instance_id] = why
     return bool(why)

@@ -15,14 +15,15 @@ from contextlib import contextmanager
 from typing import Final
 
 from pdcore import __version__, telemetry
+from pdcore.beside import running_beside
 from pdcore.clock import SystemClock
 from pdcore.config import RouterConfig
 from pdcore.http_server import answering, port_of, url_of
-from pdcore.registry.connect import open_store
+from pdcore.registry.connect import admitted_store
 from pdcore.registry.follower import Follower
 from pdcore.registry.router_registration import RouterRegistration
 from pdcore.router.app import build_app
-from pdcore.router.assembly import assemble, watching_the_fleet
+from pdcore.router.assembly import assemble, watch_for_silence, watching_the_fleet
 from pdcore.router.lifecycle import Lifecycle
 from pdcore.router.upstream import HttpxUpstream
 from pdcore.topology.keys import Keyspace
@@ -45,7 +46,7 @@ async def run(config: RouterConfig, listener: socket.socket) -> None:
     )
     with _signalled() as stop:
         async with (
-            open_store(config.store_access) as store,
+            admitted_store(config.store_access, keyspace) as store,
             Follower(store, keyspace, clock=clock) as follower,
             upstream,
             RouterRegistration(store, keyspace, router_id, ttl_s=config.lease_ttl_s, clock=clock) as place,
@@ -60,7 +61,11 @@ async def run(config: RouterConfig, listener: socket.socket) -> None:
             )
             app = build_app(router_id=router_id, serving=serving, lifecycle=lifecycle)
             with watching_the_fleet(serving, lifecycle):
-                async with answering(app, listener):
+                async with (
+                    serving.fleet,
+                    running_beside(watch_for_silence(serving)),
+                    answering(app, listener),
+                ):
                     place.put(RouterRecord(url=url, admin_url=url, version=__version__))
                     _log.info("router listens", url=url, store=config.store, cluster=config.cluster)
                     await stop.wait()

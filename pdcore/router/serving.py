@@ -13,6 +13,7 @@ from typing import Final
 from pdcore.config import RouterConfig
 from pdcore.errors import ApiError
 from pdcore.registry.follower import Follower
+from pdcore.registry.overlay.fleet import Fleet
 from pdcore.router.answer import ClientAnswer
 from pdcore.router.api import ClientRequest
 from pdcore.router.budget import Budget
@@ -56,6 +57,7 @@ class Serving:
     config: RouterConfig
     ground: Ground
     follower: Follower
+    fleet: Fleet
     ledger: Ledger
     rules: Rules
     handshakes: Mapping[str, Handshake]
@@ -86,7 +88,7 @@ async def serve(serving: Serving, incoming: Incoming, client: ClientAnswer) -> N
 
 def _want(serving: Serving, request: ClientRequest) -> Want:
     """What to pick for ``request`` on today's view; 400 and 404 come from here, before anything is sent."""
-    topology = serving.follower.topology
+    topology = serving.fleet.topology
     pinned = None
     if request.prefill_address is not None:
         host, port = request.prefill_address
@@ -101,7 +103,7 @@ def _want(serving: Serving, request: ClientRequest) -> Want:
 
 
 def _model(serving: Serving, asked: str | None) -> str:
-    known = serving.follower.topology.models()
+    known = serving.fleet.topology.models()
     if not known:
         raise unavailable(serving, "no instance is registered")
     if asked is None:
@@ -118,7 +120,7 @@ def _model(serving: Serving, asked: str | None) -> str:
 def _check_dp_rank(serving: Serving, model: str, pinned: str | None, rank: int | None) -> None:
     if rank is None:
         return
-    prefills = serving.follower.topology.by_role("prefill")
+    prefills = serving.fleet.topology.by_role("prefill")
     sizes = [
         one.record.dp_size
         for one in prefills
@@ -136,8 +138,13 @@ def unavailable(serving: Serving, why: str) -> ApiError:
     return ApiError("backend_unavailable", f"backend unavailable: {why}{store}", retry_after_s=1)
 
 
+def _pick(serving: Serving, want: Want) -> Pick | NoPair:
+    view = serving.fleet.view
+    return pick(view.topology, want, serving.ledger, serving.rules, view)
+
+
 def _choose(serving: Serving, want: Want, failure: LegFailure | None) -> Pick:
-    chosen = pick(serving.follower.topology, want, serving.ledger, serving.rules)
+    chosen = _pick(serving, want)
     if isinstance(chosen, Pick):
         return chosen
     if failure is not None:
@@ -196,18 +203,18 @@ async def _want_again(
     if not _would_repeat(serving, want, chosen):
         return want
     try:
-        await serving.follower.wait_until(lambda view: view.revision > chosen.revision, FRESH_VIEW_S)
+        await serving.fleet.wait_until(lambda view: view.revision > chosen.revision, FRESH_VIEW_S)
     except TimeoutError:
         pass  # the view knows nothing newer: look elsewhere
     if not _would_repeat(serving, want, chosen):
         return want
     elsewhere = _without(want, chosen, failure)
-    other = pick(serving.follower.topology, elsewhere, serving.ledger, serving.rules)
+    other = _pick(serving, elsewhere)
     return want if isinstance(other, NoPair) else elsewhere
 
 
 def _would_repeat(serving: Serving, want: Want, chosen: Pick) -> bool:
-    again = pick(serving.follower.topology, want, serving.ledger, serving.rules)
+    again = _pick(serving, want)
     return isinstance(again, Pick) and _keys(again) == _keys(chosen)
 
 

@@ -10,19 +10,22 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from pdcore.registry.follower import Follower
+from pdcore.registry.overlay.fleet import Fleet
+from pdcore.registry.overlay.suspect import Suspect
+from pdcore.registry.overlay.view import View
 from pdcore.router.lifecycle import Lifecycle
 from pdcore.router.load import Ledger
 from pdcore.router.metrics import RouterMetrics
 from pdcore.router.pick import NoPair, Pick, Rules, Want, pick
 from pdcore.topology.instance import Instance
-from pdcore.topology.topology import Topology
 
 
-def servable(topology: Topology, ledger: Ledger, rules: Rules) -> Pick | NoPair:
+def servable(view: View, ledger: Ledger, rules: Rules) -> Pick | NoPair:
     """Something that could serve some model of the fleet, or everything that is in the way."""
     reasons: dict[str, tuple[str, ...]] = {}
+    topology = view.topology
     for model in topology.models():
-        found = pick(topology, Want(model=model), ledger, rules)
+        found = pick(topology, Want(model=model), ledger, rules, view)
         if isinstance(found, Pick):
             return found
         reasons |= found.reasons
@@ -38,6 +41,7 @@ class Views:
         *,
         router_id: str,
         follower: Follower,
+        fleet: Fleet,
         ledger: Ledger,
         rules: Rules,
         lifecycle: Lifecycle,
@@ -45,6 +49,7 @@ class Views:
     ) -> None:
         self._router_id = router_id
         self._follower = follower
+        self._fleet = fleet
         self._ledger = ledger
         self._rules = rules
         self._lifecycle = lifecycle
@@ -54,7 +59,7 @@ class Views:
         """``/v1/models`` as OpenAI has it."""
         data = [
             {"id": model, "object": "model", "created": 0, "owned_by": "pdcore"}
-            for model in self._follower.topology.models()
+            for model in self._fleet.topology.models()
         ]
         return JSONResponse({"object": "list", "data": data})
 
@@ -65,7 +70,7 @@ class Views:
     async def ready(self, _: Request) -> Response:
         """200 once a complete view has held an eligible pair, until the drain; else why not."""
         if self._lifecycle.ready:
-            return JSONResponse({"ready": True, "revision": self._follower.topology.revision})
+            return JSONResponse({"ready": True, "revision": self._fleet.topology.revision})
         return JSONResponse({"ready": False, "reasons": self.why_not_ready()}, status_code=503)
 
     def why_not_ready(self) -> list[str]:
@@ -74,8 +79,8 @@ class Views:
             return ["the router is draining"]
         error = self._follower.last_error
         why = [] if error is None else [f"not following the store: {error}"]
-        if self._follower.synced:
-            found = servable(self._follower.topology, self._ledger, self._rules)
+        if self._follower.synced or self._fleet.overlay.suspects:
+            found = servable(self._fleet.view, self._ledger, self._rules)
             why += [found.sentence()] if isinstance(found, NoPair) else []
         return why
 
@@ -85,7 +90,7 @@ class Views:
 
     async def topology(self, _: Request) -> Response:
         """The view this router picks from."""
-        topology, age = self._follower.topology, self._follower.view_age_s()
+        topology, age = self._fleet.topology, self._follower.view_age_s()
         return JSONResponse(
             {
                 "revision": topology.revision,
@@ -96,6 +101,10 @@ class Views:
                 "instances": {
                     instance_id: self._shown(instance)
                     for instance_id, instance in sorted(topology.instances.items())
+                },
+                "suspects": {
+                    instance_id: _suspicion(one)
+                    for instance_id, one in sorted(self._fleet.overlay.suspects.items())
                 },
                 "routers": {router_id: one.url for router_id, one in sorted(topology.routers.items())},
                 "rejected": {key: one.reason for key, one in sorted(topology.rejected.items())},
@@ -121,3 +130,13 @@ class Views:
             "ranks": [str(position) for position in instance.ranks],
             "in_flight": self._ledger.in_flight(instance.instance_id),
         }
+
+
+def _suspicion(one: Suspect) -> Mapping[str, object]:
+    return {
+        "incarnation": one.instance.incarnation,
+        "standing": one.standing,
+        "cause": one.cause,
+        "reason": one.why,
+        "listed": one.listed,
+    }

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import httpx
 
+from pdcore.beside import running_beside
 from pdcore.clock import SystemClock
 from pdcore.config import RouterConfig
 from pdcore.http_server import answering, listen, url_of
@@ -17,13 +18,13 @@ from pdcore.registry.follower import Follower
 from pdcore.registry.memory import MemoryStore
 from pdcore.registry.store import Delete, LeaseId, Put
 from pdcore.router.app import build_app
-from pdcore.router.assembly import assemble, watching_the_fleet
+from pdcore.router.assembly import assemble, watch_for_silence, watching_the_fleet
 from pdcore.router.lifecycle import Lifecycle
 from pdcore.router.serving import Serving
 from pdcore.router.upstream import HttpxUpstream
 from pdcore.topology import codec, keys
 from pdcore.topology.keys import Keyspace, RankId, RankPosition
-from pdcore.topology.records import InstanceRecord, RankRecord, Record, Role
+from pdcore.topology.records import DepartureRecord, InstanceRecord, RankRecord, Record, Role
 from tests.support.eventually import eventually
 from tests.support.fake_engines import FakeEngine
 from tests.support.fleet import compat, instance_record
@@ -67,7 +68,14 @@ async def register(store: MemoryStore, instance_id: str, made: InstanceRecord) -
 
 
 async def withdraw(store: MemoryStore, instance_id: str, made: InstanceRecord) -> None:
-    """Delete it in one revision."""
+    """Delete it in one revision that says why."""
+    departed = DepartureRecord(incarnation=made.incarnation, reason="left", by="test")
+    why = Put(SPACE.view + keys.departure(instance_id), codec.encode(departed))
+    await store.commit((), (why, *(Delete(SPACE.view + key) for key in entries(instance_id, made))))
+
+
+async def lose(store: MemoryStore, instance_id: str, made: InstanceRecord) -> None:
+    """Delete it in one revision, unexplained."""
     await store.commit((), tuple(Delete(SPACE.view + key) for key in entries(instance_id, made)))
 
 
@@ -81,11 +89,13 @@ def config(**changes: Any) -> RouterConfig:
         store_timeout_s=1,
         host="127.0.0.1",
         request_timeout_s=20,
+        probe_timeout_s=0.5,
         max_body_bytes=1 << 20,
         drain_timeout_s=5,
         port=0,
         router_id="r",
         lease_ttl_s=10,
+        view_cache=None,
         connect_timeout_s=5,
         first_byte_timeout_s=10,
         idle_timeout_s=10,
@@ -175,6 +185,8 @@ async def running_fleet(*, store: MemoryStore | None = None, **changes: Any) -> 
         url = url_of("127.0.0.1", listener)
         with watching_the_fleet(serving, lifecycle):
             async with (
+                serving.fleet,
+                running_beside(watch_for_silence(serving)),
                 answering(app, listener),
                 httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as client,
             ):

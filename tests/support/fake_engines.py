@@ -116,9 +116,14 @@ COMPLETION: Final = {"id": "c", "choices": [{"index": 0, "text": " Paris", "fini
 
 @dataclass
 class FakeEngine:
-    """One server; ``async with`` runs it. ``scripts`` are used up one per request, the last one for ever."""
+    """One server; ``async with`` runs it. ``scripts`` are used up one per request, the last one for ever.
+
+    ``/health`` is no request: it is answered with ``health`` (the usual incarnation unless given) and counted.
+    """
 
     scripts: list[Script]
+    health: Script = field(default_factory=lambda: answer(200, {"status": "ok", "incarnation": "i1"}))
+    probes: int = 0
     seen: list[Seen] = field(default_factory=list)
     connections: int = 0
     open_now: int = 0
@@ -160,10 +165,14 @@ class FakeEngine:
         self._writers.add(writer)
         try:
             while (seen := await _read_request(reader)) is not None:
-                self.seen.append(seen)
+                is_probe = seen.path == "/health"
+                self.probes += is_probe
+                if not is_probe:
+                    self.seen.append(seen)
                 self.open_now += 1
                 try:
-                    if not await self._perform(self.script(), reader, writer):
+                    script = self.health if is_probe else self.script()
+                    if not await self._perform(script, reader, writer):
                         return
                 finally:
                     self.open_now -= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from random import Random
@@ -16,8 +16,8 @@ from pdcore.clock import Clock, SystemClock
 from pdcore.registry.follower import Follower
 from pdcore.registry.overlay.disappearing import ROLES, observe, remembered
 from pdcore.registry.overlay.prober import ask
-from pdcore.registry.overlay.probing import Evidence, accuse, answered, next_probe_at, start_probes
-from pdcore.registry.overlay.suspect import InstanceKey, Note, Outcome, Overlay, Probe
+from pdcore.registry.overlay.probing import accuse, answered, next_probe_at, start_probes
+from pdcore.registry.overlay.suspect import Evidence, InstanceKey, Note, Outcome, Overlay, Probe
 from pdcore.registry.overlay.view import View, view
 from pdcore.telemetry import logger
 from pdcore.topology.records import Role
@@ -35,15 +35,14 @@ _log = logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetStatistics:
-    """What an operator sees of an overlay: instances shown in doubt, instances known not to answer, probes ended."""
+    """What an operator sees of an overlay: instances shown in doubt, instances known not to answer."""
 
     suspects: int
     gone: int
-    probes: Mapping[Outcome, int]
 
 
 class Fleet:
-    """Use it inside the follower's ``async with``, entered before anything else subscribes to that follower.
+    """Use it inside the follower's ``async with``.
 
     ``roles`` are the ones that become suspects. ``cached`` is the topology of a file, shown until the follower has
     listed, each of its instances once it has answered. Mutable state: ``_followed`` and ``_overlay``, replaced between
@@ -116,11 +115,11 @@ class Fleet:
     def statistics(self) -> FleetStatistics:
         """Counts of this moment."""
         standings = Counter(one.standing for one in self._overlay.suspects.values())
-        return FleetStatistics(
-            suspects=standings["doubted"] + standings["kept"],
-            gone=standings["gone"],
-            probes=dict(self._probes),
-        )
+        return FleetStatistics(suspects=standings["doubted"] + standings["kept"], gone=standings["gone"])
+
+    def probes(self, outcome: Outcome) -> int:
+        """How many probes ended so."""
+        return self._probes[outcome]
 
     async def wait_until(self, predicate: Callable[[Topology], bool], timeout_s: float) -> Topology:
         """The first complete view, suspects included, for which ``predicate`` holds; TimeoutError when none in time."""

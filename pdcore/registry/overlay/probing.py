@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
-from typing import Final, Literal
+from typing import Final
 
 from pdcore.registry.overlay.disappearing import newest_revision
 from pdcore.registry.overlay.suspect import (
     AGAIN_WITHIN_S,
     FORGOTTEN_AFTER_S,
     SILENCES,
+    Evidence,
     InstanceKey,
     Note,
     Outcome,
@@ -27,9 +28,6 @@ from pdcore.registry.overlay.suspect import (
 )
 from pdcore.topology.topology import Topology
 
-Evidence = Literal["refused", "silent"]
-"""What a request met: a connection that was refused, or an instance that sends nothing."""
-
 _WHY: Final[dict[Outcome, str]] = {
     "refused": "it refuses connections",
     "other": "another incarnation answers at its address",
@@ -37,15 +35,16 @@ _WHY: Final[dict[Outcome, str]] = {
     "silent": "it does not answer",
 }
 _ACCUSATION: Final[dict[Evidence, str]] = {
-    "refused": "a request found no connection",
-    "silent": "none of its requests hears anything",
+    "connection": "the connection of a request failed",
+    "silence": "none of its requests hears anything",
 }
 
 
 def accuse(
     overlay: Overlay, topology: Topology, key: InstanceKey, evidence: Evidence, now: float
 ) -> tuple[Overlay, tuple[Note, ...]]:
-    """A request's evidence against an instance: it is probed at once and until then picked last.
+    """A request's evidence against an instance: it is probed at once. Until it answers it is picked last, but silence
+    alone, which may be work, counts only once a probe meets it too.
 
     Of an incarnation that is not in ``topology`` nothing is believed; a suspect is only asked sooner.
     """
@@ -62,14 +61,15 @@ def accuse(
         instance=instance,
         newest=newest_revision(topology, name),
         cause=evidence,
-        standing="doubted",
+        standing="asked" if evidence == "silence" else "doubted",
         listed=True,
         why=_ACCUSATION[evidence],
         since=now,
         probe_at=now,
         heard_at=now,
     )
-    return overlay.replaced({name: accused}), (note("suspected", accused, accused.why),)
+    said = () if accused.standing == "asked" else (note("suspected", accused, accused.why),)
+    return overlay.replaced({name: accused}), said
 
 
 def start_probes(overlay: Overlay, now: float, free: int) -> tuple[Overlay, tuple[Probe, ...]]:
@@ -105,6 +105,8 @@ def answered(
 
 
 def _passed(held: Suspect, now: float, pause_s: float) -> tuple[Suspect | None, Note | None]:
+    if held.standing == "asked":
+        return None, None
     if held.listed:
         return None, note("answers again" if held.standing == "gone" else "confirmed", held, "it answers")
     kept = replace(held, standing="kept", silences=0, heard_at=now, probe_at=now + pause_s)
@@ -116,8 +118,14 @@ def _failed(
 ) -> tuple[Suspect | None, Note | None]:
     silences = held.silences + 1 if outcome == "silent" else SILENCES
     if silences < SILENCES:
-        return replace(held, silences=silences, probe_at=now + random.uniform(0, AGAIN_WITHIN_S)), None
-    said = None if held.standing == "gone" else note("gone", held, _WHY[outcome])
+        again_at = now + random.uniform(0, AGAIN_WITHIN_S)
+        if held.standing == "asked":
+            doubted = replace(held, standing="doubted", silences=silences, probe_at=again_at)
+            return doubted, note("suspected", doubted, held.why)
+        return replace(held, silences=silences, probe_at=again_at), None
+    said = None
+    if held.standing != "gone":
+        said = note("frozen" if outcome == "silent" else "gone", held, _WHY[outcome])
     if not held.listed and outcome != "silent":
         return None, said
     if not held.listed and now - held.heard_at > FORGOTTEN_AFTER_S:

@@ -24,16 +24,22 @@ FORGOTTEN_AFTER_S: Final = 600.0
 InstanceKey = tuple[str, str]
 """(instance id, incarnation)."""
 
-Cause = Literal["vanished", "cached", "refused", "silent"]
-"""Its keys went unexplained; it is only known from a file; it refused a connection, or says nothing to requests."""
+Evidence = Literal["connection", "silence"]
+"""What a request met: a connection that failed, or an instance that sends nothing to anybody."""
 
-Standing = Literal["unproven", "doubted", "kept", "gone"]
-"""Not shown before it answers; shown until two probes are silent; shown while it answers; does not answer."""
+Cause = Literal["vanished", "cached", "connection", "silence"]
+"""Its keys went unexplained; it is only known from a file; or the :data:`Evidence` of requests."""
+
+Standing = Literal["unproven", "asked", "doubted", "kept", "gone"]
+"""Not shown before it answers; not doubted before it is silent; shown as suspect until two probes are silent; shown as
+suspect while it answers; does not answer."""
 
 Outcome = Literal["answered", "refused", "other", "failed", "silent", "late"]
 """``other``: somebody else answers there. ``failed``: it says itself that it lost a rank. ``late``: we were late."""
 
-NoteKind = Literal["suspected", "kept", "gone", "answers again", "confirmed", "departed", "forgotten"]
+NoteKind = Literal[
+    "suspected", "kept", "gone", "frozen", "answers again", "confirmed", "departed", "forgotten"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
