@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import figures
 from tests.support.cluster import Cluster, Engine, Router
 from tests.support.eventually import eventually_now
 from tests.support.tiny_models import write_tiny_llama
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show every figure of this run as one table."""
+    if lines := figures.table():
+        terminalreporter.section("figures of the fault runs")
+        terminalreporter.write_line("\n".join(lines))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,295 @@
+"""What a fault of the store is played on: a writer and a follower, and an instance served by a router meanwhile.
+
+The instance is a registration with its real registrar process, behind it an HTTP server that answers; the router is a
+real process. A client asks it ten times a second. Nothing of this may notice the fault but by what the row allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, TypeVar
+
+import httpx
+
+from pdcore.beside import running_beside
+from pdcore.errors import StoreError
+from pdcore.registry.etcd.driver import EtcdStore
+from pdcore.registry.follower import RECONCILE_S, Follower, FollowerStatistics
+from pdcore.registry.registrar_messages import RegistrarSpec
+from pdcore.registry.registration import Registration
+from pdcore.registry.store import Store
+from pdcore.topology.keys import Keyspace, instance
+from pdcore.topology.records import InstanceRecord
+from pdcore.topology.topology import build
+from tests.cluster.account import Balance, Witness, Writer, balance
+from tests.support.cluster import START_S, Router
+from tests.support.etcd_cluster import EtcdCluster
+from tests.support.etcd_server import EtcdServer
+from tests.support.eventually import eventually
+from tests.support.fake_engines import COMPLETION, FakeEngine, Script, answer
+from tests.support.network import Relay
+from tests.support.parents import rank
+from tests.support.processes import free_port
+from tests.support.registrations import FIRST, instance_record, rank_record, spec
+
+KEYSPACE: Final = Keyspace(cluster="test")
+INSTANCE: Final = "d0"
+INCARNATION: Final = "a"
+TTL_S: Final = 5
+BLIND_S: Final = 8.0
+"""The longest that a follower may not notice that it follows no more."""
+ASK_EVERY_S: Final = 0.1
+WARM: Final = 50
+AFTERWARDS_S: Final = 2.0
+"""How long everything goes on after a fault, so that what it broke shows."""
+REQUEST: Final = {"model": "tiny", "prompt": "still there", "max_tokens": 1}
+
+
+@dataclass(slots=True)
+class Client:
+    """Asks a router again and again; what it answered."""
+
+    url: str
+    asked: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    async def run(self) -> None:
+        async with httpx.AsyncClient(timeout=10, trust_env=False) as client, asyncio.TaskGroup() as group:
+            due = time.monotonic()
+            while True:
+                group.create_task(self._ask(client))
+                due += ASK_EVERY_S
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+    async def _ask(self, client: httpx.AsyncClient) -> None:
+        self.asked += 1
+        try:
+            response = await client.post(f"{self.url}/v1/completions", json=REQUEST)
+        except httpx.HTTPError as error:
+            self.failures.append(repr(error))
+            return
+        if response.status_code != 200:
+            self.failures.append(f"{response.status_code} {response.text[:300]}")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """All that is judged of one fault. ``noticed_s`` and ``back_s`` are None where a row has no such moment."""
+
+    balance: Balance
+    statistics: FollowerStatistics
+    asked: int
+    failures: tuple[str, ...]
+    registrars: int
+    router_runs: bool
+    noticed_s: float | None
+    back_s: float | None
+
+    @property
+    def blind_s(self) -> float:
+        """The longest that the view was not the store's without saying so."""
+        return self.balance.late_s if self.noticed_s is None else self.noticed_s
+
+
+@dataclass(slots=True)
+class Stage:
+    """Everything at work. ``admin`` reaches the store by a way that no fault is put on."""
+
+    admin: Store
+    follower: Follower
+    writer: Writer
+    witness: Witness
+    registration: Registration
+    rank_pid: int
+    router: Router
+    client: Client
+    registrars: set[int | None] = field(default_factory=set)
+    noticed_s: float | None = None
+    back_s: float | None = None
+
+    def instance_stands(self) -> bool:
+        """Whether the view has the instance, complete and serving."""
+        found = self.follower.topology.instances.get(INSTANCE)
+        return found is not None and found.ready
+
+    def written_at(self) -> int:
+        """The revision of the instance's record in the view; 0 without one."""
+        entry = self.follower.topology.entry(instance(INSTANCE))
+        return 0 if entry is None else entry.mod_revision
+
+    async def notices(self, within_s: float) -> None:
+        """Wait until the follower says that its view ages; the figure is from now on."""
+        began = time.monotonic()
+        await eventually(lambda: self.follower.last_error is not None, within_s, "the fault is noticed")
+        self.noticed_s = time.monotonic() - began
+
+    async def is_back(self, since: float, within_s: float = 10.0) -> None:
+        """Wait until a write acknowledged after ``since`` is told."""
+
+        def told() -> bool:
+            write = self.writer.acknowledged.get(self.witness.newest)
+            return write is not None and write.at >= since
+
+        await eventually(told, within_s, "a write after the fault is told")
+        self.back_s = time.monotonic() - since
+
+    async def keys_are_back(self, since: float, before: int, within_s: float = 20.0) -> None:
+        """Wait until the instance, last written at ``before``, was written again and stands."""
+        await eventually(
+            lambda: self.written_at() not in {0, before} and self.instance_stands(),
+            within_s,
+            "the keys are back",
+        )
+        self.back_s = time.monotonic() - since
+
+    async def catch_up(self) -> None:
+        """Stop writing, and wait until all that was written is told."""
+        self.writer.paused = True
+        last = await eventually(self._last_write, 10.0, "the store takes a write")
+        await self.follower.wait_until(lambda view: view.revision >= last, 15.0)
+
+    async def start_afresh(self) -> Balance:
+        """Catch up and judge so far; what follows is judged by itself, its revisions may be another history's."""
+        await self.catch_up()
+        so_far = balance(self.writer.acknowledged, self.witness)
+        self.writer.acknowledged.clear()
+        for counted in (self.witness.joined, self.witness.joins, self.witness.losses, self.witness.leaps):
+            counted.clear()
+        return so_far
+
+    async def conclude(self) -> Result:
+        """Once everything has settled and the view is what a fresh list tells: the figures."""
+        await eventually(self.instance_stands, 10.0, "the instance stands")
+        await asyncio.sleep(AFTERWARDS_S)
+        await self.catch_up()
+        await eventually(self._view_is_the_stores, 10.0, "the view equals a fresh list")
+        return Result(
+            balance=balance(self.writer.acknowledged, self.witness),
+            statistics=self.follower.statistics(),
+            asked=self.client.asked,
+            failures=tuple(self.client.failures),
+            registrars=len(self.registrars | {self.registration.registrar_pid}),
+            router_runs=self.router.running,
+            noticed_s=self.noticed_s,
+            back_s=self.back_s,
+        )
+
+    async def _last_write(self) -> int:
+        """The revision of one more write; 0 when it failed."""
+        try:
+            return (await self.writer.write()).revision
+        except StoreError:
+            return 0
+
+    async def _view_is_the_stores(self) -> bool:
+        snapshot = await self.admin.list(KEYSPACE.view)
+        listed = {key.removeprefix(KEYSPACE.view): stored for key, stored in snapshot.entries.items()}
+        view = self.follower.topology
+        return build(listed, view.revision) == view
+
+
+@asynccontextmanager
+async def staged(
+    directory: Path,
+    *,
+    store: Store,
+    store_url: str,
+    admin: Store,
+    ttl_s: int = TTL_S,
+    reconcile_s: float = RECONCILE_S,
+) -> AsyncIterator[Stage]:
+    """Everything at work on a store that runs. The follower uses ``store``; registrar and router ``store_url``."""
+    witness = Witness()
+    async with AsyncExitStack() as opened:
+        for one in (store, admin):
+            await opened.enter_async_context(one)
+        follower = Follower(store, KEYSPACE, reconcile_s=reconcile_s)
+        follower.subscribe(witness)
+        await opened.enter_async_context(follower)
+        engine = await opened.enter_async_context(FakeEngine([_answering()]))
+        registration = await opened.enter_async_context(Registration(_spec(store_url, ttl_s)))
+        await registration.claim()
+        rank_pid = opened.enter_context(rank(registration))
+        registration.put(_record(engine.url), {FIRST: rank_record(INCARNATION)})
+        router = opened.enter_context(_router(store_url, directory))
+        await asyncio.to_thread(router.wait_ready, START_S)
+        writer, client = Writer(admin, KEYSPACE), Client(router.url)
+        await opened.enter_async_context(running_beside(writer.run()))
+        await opened.enter_async_context(running_beside(client.run()))
+        await eventually(lambda: len(witness.joined) > WARM, START_S, "everything at work")
+        stage = Stage(admin, follower, writer, witness, registration, rank_pid, router, client)
+        stage.registrars.add(registration.registrar_pid)
+        yield stage
+
+
+def _answering() -> Script:
+    """One answer for completions and for whoever asks how we are."""
+    return answer(200, {**COMPLETION, "status": "ok", "incarnation": INCARNATION})
+
+
+def _spec(store_url: str, ttl_s: int) -> RegistrarSpec:
+    return spec(store_url, INCARNATION, ttl_s=ttl_s, role="unified", log_level="warning")
+
+
+def _record(url: str) -> InstanceRecord:
+    return replace(instance_record(INCARNATION, url=url), role="unified", protocol="unified")
+
+
+def _router(store_url: str, directory: Path) -> Router:
+    port = free_port()
+    arguments = ["--store", store_url, "--cluster", KEYSPACE.cluster, "--port", str(port)]
+    return Router([sys.executable, "-m", "pdcore.router", *arguments], directory / "router.log", port)
+
+
+ServerT = TypeVar("ServerT", EtcdServer, EtcdCluster)
+
+
+@asynccontextmanager
+async def started(server: ServerT) -> AsyncIterator[ServerT]:
+    """The same, running while the block lasts."""
+    try:
+        await asyncio.to_thread(server.start)
+        yield server
+    finally:
+        await asyncio.to_thread(server.stop)
+
+
+@asynccontextmanager
+async def one_member(directory: Path, *flags: str) -> AsyncIterator[tuple[EtcdServer, Stage]]:
+    """A stage on a single etcd, everybody connected to it directly."""
+    async with started(EtcdServer(directory, extra=flags)) as server:
+        admin, store = impatient(server.endpoint), reaching(server.endpoint)
+        async with staged(directory, store=store, store_url=server.url, admin=admin) as stage:
+            yield server, stage
+
+
+@asynccontextmanager
+async def one_member_behind_a_relay(directory: Path) -> AsyncIterator[tuple[EtcdServer, Relay, Stage]]:
+    """A stage on a single etcd that follower, registrar and router reach through a relay, ``admin`` directly."""
+    async with started(EtcdServer(directory)) as server, Relay.to(server.endpoint) as relay:
+        admin, store = impatient(server.endpoint), reaching(relay.endpoint)
+        async with staged(directory, store=store, store_url=f"etcd://{relay.endpoint}", admin=admin) as stage:
+            yield server, relay, stage
+
+
+@asynccontextmanager
+async def three_members(directory: Path) -> AsyncIterator[tuple[EtcdCluster, Stage]]:
+    """A stage on three etcd members; the follower begins with the first."""
+    async with started(EtcdCluster(directory)) as cluster:
+        admin, store = impatient(*cluster.endpoints), reaching(*cluster.endpoints)
+        async with staged(directory, store=store, store_url=cluster.url, admin=admin) as stage:
+            yield cluster, stage
+
+
+def reaching(*endpoints: str) -> Store:
+    return EtcdStore(endpoints, timeout_s=3.0, first=0)
+
+
+def impatient(*endpoints: str) -> Store:
+    return EtcdStore(endpoints, timeout_s=1.0)

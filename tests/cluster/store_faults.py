@@ -1,0 +1,210 @@
+"""What is done to the store and the way to it: each function plays one fault on a stage of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from pdcore.registry.store import Delete
+from pdcore.topology import keys
+from tests.cluster.stage import (
+    BLIND_S,
+    INSTANCE,
+    KEYSPACE,
+    TTL_S,
+    Result,
+    impatient,
+    one_member,
+    one_member_behind_a_relay,
+    reaching,
+    staged,
+    started,
+    three_members,
+)
+from tests.registry.faulty_store import FaultyStore
+from tests.support.etcd_cluster import (
+    EtcdCluster,
+    compact,
+    etcdctl,
+    reclaim_space,
+    restore_snapshot,
+    save_snapshot,
+)
+from tests.support.etcd_server import EtcdServer
+from tests.support.eventually import eventually
+from tests.support.network import Relay
+
+RECONCILE_S: Final = 4.0
+STORE_ID: Final = KEYSPACE.view + keys.STORE_ID
+
+
+async def kill_and_restart(directory: Path, *, member: int) -> Result:
+    async with three_members(directory) as (cluster, stage):
+        cluster.members[member].kill()
+        killed = time.monotonic()
+        await stage.is_back(killed)
+        await asyncio.sleep(2)
+        await asyncio.to_thread(cluster.members[member].start)
+        await stage.is_back(time.monotonic())
+        return await stage.conclude()
+
+
+async def stop_and_continue(directory: Path, *, member: int) -> Result:
+    async with three_members(directory) as (cluster, stage):
+        cluster.members[member].pause()
+        await asyncio.sleep(20)
+        cluster.members[member].resume()
+        await stage.is_back(time.monotonic())
+        return await stage.conclude()
+
+
+async def restarted_with_data(directory: Path) -> Result:
+    async with one_member(directory) as (server, stage):
+        await asyncio.to_thread(server.kill)
+        await stage.notices(BLIND_S)
+        await asyncio.to_thread(server.start)
+        await stage.is_back(time.monotonic())
+        return await stage.conclude()
+
+
+async def data_wiped(directory: Path) -> Result:
+    async with one_member(directory) as (server, stage):
+        await stage.start_afresh()
+        before = stage.written_at()
+        await asyncio.to_thread(server.stop)
+        server.wipe()
+        await asyncio.to_thread(server.start)
+        stage.writer.paused = False
+        await stage.keys_are_back(time.monotonic(), before)
+        return await stage.conclude()
+
+
+async def restored(directory: Path, *, by_the_runbook: bool) -> Result:
+    """An hour-old snapshot comes back, and is written to until its revisions are beyond what was followed."""
+    async with one_member_behind_a_relay(directory) as (server, relay, stage):
+        await asyncio.to_thread(save_snapshot, server.endpoint, directory / "snapshot")
+        await asyncio.sleep(1)
+        await stage.start_afresh()
+        followed = stage.follower.topology.revision
+        relay.refuse()
+        await asyncio.to_thread(server.stop)
+        await asyncio.to_thread(restore_snapshot, directory / "snapshot", server)
+        await asyncio.to_thread(server.start)
+        if by_the_runbook:
+            etcdctl(server.endpoint, "del", STORE_ID)
+        while (await stage.writer.write()).revision <= followed + 20:
+            pass
+        stage.writer.acknowledged.clear()
+        opened = time.monotonic()
+        relay.allow()
+        stage.writer.paused = False
+        await eventually(
+            lambda: stage.follower.relists_total + stage.follower.repairs_total,
+            10.0,
+            "the difference is told",
+        )
+        stage.back_s = time.monotonic() - opened
+        return await stage.conclude()
+
+
+async def compacted_while_cut_off(directory: Path) -> Result:
+    async with one_member_behind_a_relay(directory) as (server, relay, stage):
+        relay.refuse()
+        await stage.notices(BLIND_S)
+        await asyncio.sleep(2)
+        await asyncio.to_thread(compact, server.endpoint)
+        relay.allow()
+        await stage.is_back(time.monotonic())
+        return await stage.conclude()
+
+
+async def black_hole(directory: Path) -> Result:
+    async with started(EtcdCluster(directory)) as cluster, Relay.to(cluster.endpoints[0]) as relay:
+        ways = (relay.endpoint, *cluster.endpoints[1:])
+        admin, url = impatient(*cluster.endpoints), "etcd://" + ",".join(ways)
+        async with staged(directory, store=reaching(*ways), store_url=url, admin=admin) as stage:
+            relay.pause()
+            await asyncio.sleep(25)
+            relay.resume()
+            await stage.is_back(time.monotonic())
+            return await stage.conclude()
+
+
+async def without_quorum(directory: Path) -> Result:
+    async with three_members(directory) as (cluster, stage):
+        for member in cluster.members[1:]:
+            member.pause()
+        await stage.notices(BLIND_S)
+        await asyncio.sleep(8)
+        for member in cluster.members[1:]:
+            member.resume()
+        await stage.is_back(time.monotonic())
+        return await stage.conclude()
+
+
+async def leases_revoked(directory: Path) -> Result:
+    async with one_member(directory) as (_, stage):
+        before = stage.written_at()
+        listed = await stage.admin.list("/pdcore/")
+        leases = {stored.lease for stored in listed.entries.values() if stored.lease is not None}
+        began = time.monotonic()
+        await asyncio.gather(*(stage.admin.revoke(lease) for lease in leases))
+        await stage.keys_are_back(began, before)
+        return await stage.conclude()
+
+
+async def keys_deleted(directory: Path) -> Result:
+    async with one_member(directory) as (server, stage):
+        before = stage.written_at()
+        own = [key for key in (await stage.admin.list("/pdcore/")).entries if INSTANCE in key]
+        assert len(own) == 3
+        began = time.monotonic()
+        for key in own:
+            await asyncio.to_thread(etcdctl, server.endpoint, "del", key)
+        await stage.keys_are_back(began, before)
+        return await stage.conclude()
+
+
+async def no_space(directory: Path) -> Result:
+    async with one_member(directory, "--quota-backend-bytes", str(4 << 20)) as (server, stage):
+        await eventually(partial(_is_full, server), 20.0, "the space alarm")
+        await eventually(lambda: "space exceeded" in (stage.writer.last_error or ""), 5.0, "puts refused")
+        newest, kept_until = stage.witness.newest, time.monotonic() + TTL_S + 2
+        await stage.admin.commit((), (Delete(KEYSPACE.view + keys.router(newest)),))
+        await stage.follower.wait_until(lambda view: newest not in view.routers, BLIND_S)
+        written = len(stage.writer.acknowledged)
+        while time.monotonic() < kept_until:
+            assert stage.instance_stands(), "its lease is kept alive"
+            assert stage.follower.last_error is None, "reads go on"
+            await asyncio.sleep(0.1)
+        assert len(stage.writer.acknowledged) == written, "every put is refused"
+        await asyncio.to_thread(reclaim_space, server.endpoint)
+        await stage.is_back(time.monotonic())
+        return await stage.conclude()
+
+
+async def _is_full(server: EtcdServer) -> bool:
+    filling = ("put", "/elsewhere", "x" * 100_000)
+    try:
+        await asyncio.to_thread(etcdctl, server.endpoint, *filling)
+    except AssertionError as refused:
+        return "space exceeded" in str(refused)
+    return False
+
+
+async def event_dropped(directory: Path) -> Result:
+    async with started(EtcdServer(directory)) as server:
+        store, admin = FaultyStore(reaching(server.endpoint)), impatient(server.endpoint)
+        async with staged(
+            directory, store=store, store_url=server.url, admin=admin, reconcile_s=RECONCILE_S
+        ) as stage:
+            await stage.start_afresh()
+            store.drop_revisions = 1
+            await stage.writer.write()
+            began = time.monotonic()
+            await eventually(lambda: stage.follower.repairs_total, 15.0, "the dropped event is repaired")
+            stage.back_s = time.monotonic() - began
+            return await stage.conclude()
