@@ -45,9 +45,9 @@ class _Again(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class _Doubt:
-    """What comes behind ``tail`` may not fit it, so that a gap must be told, unless somebody does so before.
+    """What comes behind revision ``tail`` may not fit it, so that a gap must be told, unless somebody does so before.
 
-    ``compacted``: this writer could not read on from ``tail``; it need not if another one could.
+    ``compacted``: this writer could not read on from there; it need not if the journal has gone on from there.
     """
 
     reason: str
@@ -72,10 +72,11 @@ class JournalStatistics:
 class JournalWriter:
     """Writes every revision of the view down while its :meth:`running` block lasts.
 
-    ``streams`` gives the journal of a store id. Mutable state: ``_store_id``, ``_tail`` (of the stream, as last seen), ``_complete``
-    (up to where the journal is), ``_heard`` (the last proof of life's revision), ``_passed`` (what was last noted so),
-    ``_doubt`` (why the next thing to append is a gap), ``_replayed`` (the view at the tail while a snapshot is due). It
-    is one task's alone.
+    ``streams`` gives the journal of a store id. Mutable state: ``_store_id``, ``_tail`` (of the stream, as last seen),
+    ``_complete`` (up to where the journal is), ``_position`` (up to where this watch was handed over), ``_heard`` (the
+    last proof of life's revision), ``_passed`` (what was last noted so), ``_doubt`` (why the next thing to append is a
+    gap), ``_replayed`` (the view at the tail while a snapshot is due), ``_broken_base`` (of a segment that was not whole
+    when it was read). It is one task's alone.
     """
 
     def __init__(
@@ -96,7 +97,9 @@ class JournalWriter:
         self._random = random or Random()
         self._store_id: str | None = None
         self._tail: Tail = EMPTY
+        self._broken_base = 0
         self._complete = 0
+        self._position = 0
         self._heard: int | None = None
         self._passed = Passed(0, 0, 0)
         self._doubt: _Doubt | None = None
@@ -154,18 +157,22 @@ class JournalWriter:
         stream = await self._current_stream()
         if self._doubt is not None:
             await self._append_gap(stream, self._doubt.reason)
+        self._position = self._complete
         try:
-            async with self._store.watch(self._view, self._complete) as messages:
+            async with self._store.watch(self._view, self._position) as messages:
                 await self._take(stream, await anext(messages))  # connected; what was missed follows
+                if await self._read_store_id() != self._store_id:  # only now it is this watch's store
+                    raise _Again("the store has another id")
                 self._note_writing()
                 async for message in messages:
                     await self._take(stream, message)
         except Compacted as error:
-            self._doubt_behind_tail(str(error), compacted=True)
+            self._doubt = _Doubt(str(error), self._position, compacted=True)
+            raise _Again("what comes next is compacted away") from error
 
     async def _current_stream(self) -> Stream:
         """The journal of the store as it is now, with ``_tail`` and ``_complete`` read from it."""
-        store_id = _store_id(await self._store.get(self._view + STORE_ID))
+        store_id = await self._read_store_id()
         if store_id != self._store_id:
             self._store_id, self._doubt = store_id, None
         stream = self._streams(store_id)
@@ -182,6 +189,9 @@ class JournalWriter:
             self._doubt = None
         return stream
 
+    async def _read_store_id(self) -> str:
+        return _store_id(await self._store.get(self._view + STORE_ID))
+
     async def _compare_positions(self) -> None:
         """A member of the store that lags may be behind the journal; the store as a whole may not."""
         position = (await self._store.list(self._view + STORE_ID)).revision
@@ -190,15 +200,16 @@ class JournalWriter:
             self._doubt = _Doubt(reason, self._tail.revision)
             raise StoreUnavailable(f"the store is at {position}, its journal at {self._complete}")
 
-    def _doubt_behind_tail(self, reason: str, *, compacted: bool = False) -> None:
-        self._doubt = _Doubt(reason, self._tail.revision, compacted)
+    def _doubt_behind_tail(self, reason: str) -> None:
+        self._doubt = _Doubt(reason, self._tail.revision)
         raise _Again(reason)
 
     async def _take(self, stream: Stream, message: WatchMessage) -> None:
         if isinstance(message, Alive):
             await self._note_alive(stream, message.revision)
-        elif message.revision > self._complete:
+        else:
             await self._append(stream, message)
+            self._position = message.revision
             self._complete = max(message.revision, self._tail.revision)
             if any(change.key == self._view + STORE_ID for change in message.changes):
                 raise _Again("the store's id was changed")
@@ -253,7 +264,14 @@ class JournalWriter:
             async for entry in stream.entries(self._tail.base, self._tail.revision):
                 self._replayed.take(entry)
             if not self._replayed.based or self._replayed.revision != self._tail.revision:
-                self._doubt_behind_tail("the last snapshot is not whole")
+                self._note_broken_segment()
+
+    def _note_broken_segment(self) -> None:
+        """What was read is no segment up to the tail: it was trimmed or cut meanwhile, unless it is so twice."""
+        before, self._broken_base = self._broken_base, self._tail.base
+        if before == self._tail.base:
+            self._doubt_behind_tail("the last snapshot is not whole")
+        raise _Again("the journal changed while it was read")
 
     async def _appended(self, stream: Stream, entries: tuple[Entry, ...]) -> None:
         self._tail = tail_of(entries[-1])
