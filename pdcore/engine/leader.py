@@ -13,7 +13,7 @@ import itertools
 import os
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,10 +39,11 @@ from pdcore.errors import ConfigError, ErrorCode, Superseded
 from pdcore.http_server import answering
 from pdcore.registry.connect import admitted_store
 from pdcore.registry.follower import Follower
+from pdcore.registry.overlay.fleet import Fleet
 from pdcore.registry.registrar_messages import RegistrarSpec
 from pdcore.registry.registration import Registration
 from pdcore.topology.keys import Keyspace, RankPosition
-from pdcore.topology.records import DepartureReason, State
+from pdcore.topology.records import DepartureReason, Role, State
 
 OK: Final = 0
 REFUSED: Final = 2
@@ -53,6 +54,7 @@ FIRST_STATUS_S: Final = 1.0
 STATUS_EVERY_S: Final = 5.0
 LAST_WORDS_S: Final = 1.0
 RANK_STOP_S: Final = 3.0
+PEER_ROLES: Final[Mapping[Role, tuple[Role, ...]]] = {"prefill": (), "decode": ("prefill",), "unified": ()}
 
 log = telemetry.logger(__name__)
 
@@ -121,6 +123,13 @@ class Leader:
             store = await stack.enter_async_context(admitted_store(config.store_access, keyspace))
             self._follower = Follower(store, keyspace, clock=self._clock)
             await stack.enter_async_context(self._follower)
+            self._fleet = Fleet(
+                self._follower,
+                probe_timeout_s=config.probe_timeout_s,
+                roles=PEER_ROLES[startup.identity.role],
+                clock=self._clock,
+            )
+            await stack.enter_async_context(self._fleet)
             self._registration = await stack.enter_async_context(
                 Registration(_spec(startup, self._runtime_dir))
             )
@@ -331,7 +340,7 @@ class Leader:
             state=self._state,
             texts=self._startup.texts,
             ranks=self._dispatch,
-            peers=Peers(self._follower, lambda: self._state.record),
+            peers=Peers(self._fleet, lambda: self._state.record),
             metrics=Metrics(lambda: self._dispatch.stats, self._follower.view_age_s),
             clock=self._clock,
             max_body_bytes=config.max_body_bytes,

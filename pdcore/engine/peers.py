@@ -1,5 +1,7 @@
 """Where a decode leader finds the prefill rank to ask: in the followed keyspace, and nowhere else.
 
+A peer whose keys vanished unexplained is still found, as long as it answers.
+
 What a request names is only looked up, never connected to.
 """
 
@@ -21,7 +23,7 @@ UNKNOWN_PEER_WAIT_S: Final = 0.5
 
 
 class View(Protocol):
-    """The follower, as far as it is needed here."""
+    """The followed keyspace with its suspects in it, as far as it is needed here."""
 
     @property
     def topology(self) -> Topology: ...
