@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 from pdcore import __version__
-from pdcore.cli import cluster, instance, topology
+from pdcore.cli import cluster, doctor, instance, topology
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -32,5 +32,12 @@ def main() -> None:
     """
 
 
-for command in (cluster.up, cluster.demo, cluster.demo_model, topology.topology, instance.instance):
+for command in (
+    cluster.up,
+    cluster.demo,
+    cluster.demo_model,
+    topology.topology,
+    instance.instance,
+    doctor.doctor,
+):
     main.add_command(command)
