@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Final
@@ -75,11 +76,23 @@ def _check(prefill: Instance, decode: Instance) -> tuple[str, ...]:
     return check_pair(prefill.record, decode.record)
 
 
+def _settle_memory() -> None:
+    """What stands after the first list stays: no full collection needs to walk a thousand instances again."""
+    gc.collect()
+    gc.freeze()
+
+
 @contextmanager
 def watching_the_fleet(serving: Serving, lifecycle: Lifecycle) -> Iterator[None]:
     """Inside the block: readiness latches when the view first holds something that serves; old turns are dropped."""
 
+    settled = False
+
     def look() -> None:
+        nonlocal settled
+        if not settled and serving.follower.synced:
+            settled = True
+            _settle_memory()
         view = serving.fleet.view
         if not lifecycle.latched and isinstance(servable(view, serving.ledger, serving.rules), Pick):
             lifecycle.latched = True
