@@ -1,12 +1,30 @@
-"""Figures of this machine, each beside its limit or its alternative from the same run: ``python -m bench``."""
+"""Figures of this machine, each beside its limit or its alternative from the same run.
+
+``python -m bench`` measures serving; ``python -m bench registry`` and ``python -m bench soak`` take flags (``--help``).
+"""
 
 from __future__ import annotations
 
-from bench import serving, transfer_bandwidth
+import sys
+
+from bench import registry, serving, transfer_bandwidth
 from bench.progress import step
 
 
-def main() -> None:
+def main() -> int:
+    subject, *arguments = sys.argv[1:] or ["serving"]
+    match subject:
+        case "serving":
+            _serving()
+            return 0
+        case "registry":
+            return registry.main(arguments)
+        case _:
+            print(f"bench: no such subject: {subject}; one of serving, registry", file=sys.stderr)
+            return 2
+
+
+def _serving() -> None:
     step("KV write beside memmove (64 MiB, neighbouring and shuffled blocks)")
     for fragmented in (False, True):
         figures = transfer_bandwidth.measure(64, 15, fragmented=fragmented)
@@ -20,4 +38,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""What a listed record and a single event cost a router's process in CPU, without the network around them.
+
+A list is taken from the real etcd, its calls included. Events are the watch answers that etcd would send, as bytes: read by
+the driver's own code, folded by a follower, told to what a router subscribes. CPU time is the process's, all threads,
+and the least of some rounds: a neighbour on the same core makes the same work cost up to twice as much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+
+from bench.registry_fleet import Fleet
+from pdcore import telemetry
+from pdcore.clock import SystemClock
+from pdcore.config import ROUTER, RouterConfig, load
+from pdcore.registry.etcd import wire_pb2 as wire
+from pdcore.registry.etcd.revisions import RevisionGrouper
+from pdcore.registry.follower import Follower
+from pdcore.registry.memory import MemoryStore
+from pdcore.registry.store import Alive, Snapshot, Store, Stored, WatchMessage
+from pdcore.router.assembly import assemble, watching_the_fleet
+from pdcore.router.lifecycle import Lifecycle
+from pdcore.router.upstream import HttpxUpstream
+from pdcore.topology import codec, keys
+from pdcore.topology.keys import Keyspace, RankId, RankPosition
+from pdcore.topology.topology import build
+from tests.support import fleet as records
+
+ROUNDS = 5
+SYNC_S = 60.0
+
+
+async def per_listed_record(store: Store, keyspace: Keyspace) -> float:
+    """Microseconds per record of listing everything and building its topology."""
+    took: list[float] = []
+    for _ in range(ROUNDS):
+        gc.collect()
+        before = time.process_time()
+        snapshot = await store.list(keyspace.view)
+        listed = {key.removeprefix(keyspace.view): stored for key, stored in snapshot.entries.items()}
+        topology = build(listed, snapshot.revision)
+        took.append((time.process_time() - before) / len(listed) * 1e6)
+        del topology
+    return min(took)
+
+
+async def per_event(
+    snapshot: Snapshot, keyspace: Keyspace, answers: Sequence[bytes], *, router: bool
+) -> float:
+    """Microseconds per watch answer that holds one event: with what a ``router`` does on it, or followed only."""
+    return min([await _replayed(snapshot, keyspace, answers, router) for _ in range(ROUNDS)])
+
+
+async def _replayed(snapshot: Snapshot, keyspace: Keyspace, answers: Sequence[bytes], router: bool) -> float:
+    replay = Replay(snapshot, answers)
+    async with Follower(replay, keyspace) as follower, AsyncExitStack() as stack:
+        await follower.wait_until(lambda topology: bool(topology.instances), SYNC_S)
+        if router:
+            await stack.enter_async_context(_subscribed(follower))
+        gc.collect()
+        gc.freeze()  # as a router does
+        before = time.process_time()
+        replay.go.set()
+        await replay.done.wait()
+        took = time.process_time() - before
+    gc.unfreeze()
+    return took / len(answers) * 1e6
+
+
+class Replay(MemoryStore):
+    """A store that holds ``snapshot``; its watch hands over ``answers`` as fast as they are read, once ``go`` is set."""
+
+    def __init__(self, snapshot: Snapshot, answers: Sequence[bytes]) -> None:
+        super().__init__()
+        self._snapshot = snapshot
+        self._answers = answers
+        self.go = asyncio.Event()
+        self.done = asyncio.Event()
+
+    async def list(self, prefix: str) -> Snapshot:
+        """The snapshot."""
+        return self._snapshot
+
+    async def get(self, key: str) -> Stored | None:
+        """From the snapshot."""
+        return self._snapshot.entries.get(key)
+
+    def watch(
+        self, prefix: str, after_revision: int
+    ) -> AbstractAsyncContextManager[AsyncIterator[WatchMessage]]:
+        """The answers."""
+        return self._watch(after_revision)
+
+    @asynccontextmanager
+    async def _watch(self, after_revision: int) -> AsyncIterator[AsyncIterator[WatchMessage]]:
+        yield self._messages(after_revision)
+
+    async def _messages(self, after_revision: int) -> AsyncIterator[WatchMessage]:
+        grouper = RevisionGrouper(after_revision)
+        yield Alive(after_revision)
+        await self.go.wait()
+        for answer in self._answers:
+            read = wire.WatchResponse.FromString(answer)
+            for revision in grouper.add(read.events, fragment=read.fragment):
+                yield revision
+        self.done.set()
+        await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def _subscribed(follower: Follower) -> AsyncIterator[None]:
+    """What a router's process does on events."""
+    serving = assemble(
+        load(RouterConfig, ROUTER, {}, section="router"),
+        store=MemoryStore(),
+        follower=follower,
+        upstream=HttpxUpstream(connect_timeout_s=1, write_timeout_s=1),
+        clock=SystemClock(),
+        lease=lambda: None,
+    )
+    with watching_the_fleet(serving, Lifecycle(max_in_flight=1)):
+        async with serving.fleet:
+            yield
+
+
+@contextlib.contextmanager
+def lines_to_nowhere() -> Iterator[None]:
+    """Log lines are made and written inside the block, but nobody sees them."""
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        with contextlib.redirect_stderr(nowhere):
+            telemetry.configure("text", "info", role="router", router_id="bench")
+        yield
+
+
+def state_answers(fleet: Fleet, keyspace: Keyspace, first_revision: int, count: int) -> list[bytes]:
+    """Instances that say, one after another, that they drain, and then that they serve again."""
+    found = []
+    for at in range(count):
+        number = at % fleet.size
+        state = "serving" if at // fleet.size % 2 else "draining"
+        value = codec.encode(fleet.record(number, state))
+        found.append(_answer(keyspace, keys.instance(fleet.instance_id(number)), value, first_revision + at))
+    return found
+
+
+def rank_answers(fleet: Fleet, keyspace: Keyspace, first_revision: int, count: int) -> list[bytes]:
+    """Ranks that say something else than before."""
+    found = []
+    for at in range(count):
+        number = at % fleet.size
+        record = fleet.record(number, "serving")
+        rank = records.rank_record(incarnation=record.incarnation, rank_port=1 + at % 60_000)
+        key = keys.rank(RankId(fleet.instance_id(number), RankPosition(1, 0, 3)))
+        found.append(_answer(keyspace, key, codec.encode(rank), first_revision + at))
+    return found
+
+
+def _answer(keyspace: Keyspace, key: str, value: bytes, revision: int) -> bytes:
+    pair = wire.KeyValue(
+        key=(keyspace.view + key).encode(), value=value, mod_revision=revision, create_revision=1
+    )
+    answer = wire.WatchResponse(header=wire.Header(revision=revision), events=[wire.Event(kv=pair)])
+    return answer.SerializeToString()
