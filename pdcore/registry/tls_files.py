@@ -62,7 +62,7 @@ class _Flag:
 
 def _check_certificates(flag: _Flag, path: str, pem: bytes) -> None:
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode("ascii", "replace"))
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode("ascii", "ignore"))
     except (ssl.SSLError, ValueError) as error:
         raise ConfigError(f"{flag}: {path} holds no certificate in PEM form") from error
 

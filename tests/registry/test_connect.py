@@ -54,10 +54,31 @@ def test_a_url_that_cannot_work_is_one_sentence_naming_the_setting(url: str) -> 
     assert "\n" not in str(refused.value)
 
 
-def test_credentials_are_refused_and_not_shown() -> None:
-    with pytest.raises(ConfigError, match="not supported") as refused:
-        open_store(StoreAccess(url="etcd://root:hunter2@a:1", timeout_s=1))
+@pytest.mark.parametrize("url", ["etcd://root:hunter2@a:1", "root:hunter2@a:1", "hunter2"])
+def test_credentials_in_the_url_are_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        open_store(StoreAccess(url=url, timeout_s=1))
     assert "hunter2" not in str(refused.value)
+
+
+def test_credentials_in_the_url_are_told_where_they_belong() -> None:
+    with pytest.raises(ConfigError, match="use --store-user and PDCORE_STORE_PASSWORD"):
+        open_store(StoreAccess(url="etcd://root:hunter2@a:1", timeout_s=1))
+
+
+def test_half_a_login_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^--store-user / PDCORE_STORE_USER: me needs PDCORE_STORE_PASSWORD$"
+    ):
+        open_store(StoreAccess(url="etcd://a:1", timeout_s=1, user="me"))
+    with pytest.raises(ConfigError, match=r"^PDCORE_STORE_PASSWORD is of no use without") as refused:
+        open_store(StoreAccess(url="etcd://a:1", timeout_s=1, password="hunter2"))
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_certificate_that_is_not_there_is_known_before_connecting() -> None:
+    with pytest.raises(ConfigError, match=r"^--store-ca / PDCORE_STORE_CA: cannot read /nowhere: "):
+        open_store(StoreAccess(url="etcd://a:1", timeout_s=1, ca="/nowhere"))
 
 
 def test_opening_connects_to_nothing() -> None:

@@ -6,13 +6,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
-import grpc
 import pytest
 
-from pdcore.errors import Compacted, LeaseGone, StoreError, StoreRefused, StoreUnavailable
+from pdcore.errors import StoreUnavailable
 from pdcore.registry.etcd import wire_pb2 as wire
 from pdcore.registry.etcd.driver import EtcdStore
-from pdcore.registry.etcd.faults import PageTooLarge, translate
 from pdcore.registry.etcd.revisions import RevisionGrouper, key_range, key_text
 from pdcore.registry.etcd.watch import QUEUE_LIMIT, Patience, Stream
 from pdcore.registry.store import Put, Revision
@@ -25,7 +23,6 @@ from tests.support.network import Relay
 from tests.support.processes import free_port
 
 SHORT = Patience(ping_s=0.3, answer_s=0.3)
-Code = grpc.StatusCode
 
 
 @pytest.fixture
@@ -49,33 +46,6 @@ async def faulty_factory(own_etcd: EtcdServer) -> AsyncIterator[OwnEtcdFactory]:
 @pytest.mark.integration
 class TestFaultyEtcdStore(FaultContract):
     """The suite against a server of its own, behind a network that can be cut."""
-
-
-@pytest.mark.unit
-@pytest.mark.parametrize(
-    ("code", "details", "kind"),
-    [
-        (Code.UNAVAILABLE, "failed to connect", StoreUnavailable),
-        (Code.UNAVAILABLE, "etcdserver: no leader", StoreUnavailable),
-        (Code.DEADLINE_EXCEEDED, None, StoreUnavailable),
-        (Code.UNKNOWN, "context deadline exceeded", StoreUnavailable),
-        (Code.RESOURCE_EXHAUSTED, "etcdserver: mvcc: database space exceeded", StoreRefused),
-        (Code.RESOURCE_EXHAUSTED, "etcdserver: too many requests", StoreUnavailable),
-        (Code.RESOURCE_EXHAUSTED, "CLIENT: Received message larger than max (5 vs. 4)", PageTooLarge),
-        (Code.NOT_FOUND, "etcdserver: requested lease not found", LeaseGone),
-        (Code.OUT_OF_RANGE, "etcdserver: mvcc: required revision has been compacted", Compacted),
-        (Code.PERMISSION_DENIED, "etcdserver: permission denied", StoreRefused),
-        (Code.INVALID_ARGUMENT, "etcdserver: duplicate key given in txn request", StoreRefused),
-    ],
-)
-def test_every_fault_has_a_class(code: grpc.StatusCode, details: str | None, kind: type[StoreError]) -> None:
-    assert type(translate(code, details, "a:1")) is kind
-
-
-@pytest.mark.unit
-def test_a_fault_names_the_member() -> None:
-    assert str(translate(Code.UNAVAILABLE, "refused", "a:1")) == "etcd at a:1: refused"
-    assert str(translate(Code.DEADLINE_EXCEEDED, "", "a:1")) == "etcd at a:1: deadline_exceeded"
 
 
 @pytest.mark.unit

@@ -21,7 +21,8 @@ LEAST_ATTEMPT_S: Final = 0.05
 RETRY_PAUSE_S: Final = (0.02, 0.1)
 
 # Keep-alive alone does not notice a stopped server, the ping timeout does; a server closes connections that ping more
-# often than every 5 s. Short reconnect back-offs: the callers have their own. No HTTP proxy between us and the store.
+# often than every 5 s. Short reconnect back-offs: the callers have their own. The least one is also how long making a
+# connection may take, TLS included. No HTTP proxy between us and the store.
 _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
@@ -29,7 +30,7 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
