@@ -23,17 +23,7 @@ async def read_redis_condition(access: StoreAccess, setting: str) -> RedisCondit
     async with open_redis(access, setting) as redis:
         try:
             async with redis_call(address, access.timeout_s):
-                answer = await send(redis, "INFO", "everything")
+                answer = await send(redis, "INFO", "everything")  # parsed by the client
         except StoreError as error:
             return RedisCondition(fields={}, problem=str(error))
-    return RedisCondition(fields=parse_info(_text(answer)))
-
-
-def parse_info(text: str) -> dict[str, str]:
-    """``name:value`` lines; comments and blank lines are no fields."""
-    pairs = (line.partition(":") for line in text.splitlines() if not line.startswith("#"))
-    return {name: value.strip() for name, separator, value in pairs if separator}
-
-
-def _text(answer: object) -> str:
-    return answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
+    return RedisCondition(fields={str(name): str(value) for name, value in answer.items()})
