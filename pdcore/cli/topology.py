@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 
 import click
 
-from pdcore.cli.terminal import console, failing_in_one_line, reading_store
+from pdcore.cli import waiting
+from pdcore.cli.terminal import FAILED, console, failing_in_one_line, reading_store
+from pdcore.cli.waiting import ask_routers
 from pdcore.config import COMMON, CommonConfig, StoreAccess, load, options
 from pdcore.group.overview import document, table
 from pdcore.registry.connect import open_store
+from pdcore.router.revision import HIGHEST_REVISION, LONGEST_WAIT_S
 from pdcore.topology.keys import Keyspace
 from pdcore.topology.topology import Topology, build
 
@@ -21,7 +25,8 @@ from pdcore.topology.topology import Topology, build
 @click.pass_context
 def topology(context: click.Context, /, as_json: bool, **flags: str | None) -> None:
     """Show which instances and routers are registered, and why one is not ready."""
-    if context.invoked_subcommand is not None:
+    if context.invoked_subcommand is not None:  # which heeds what was said before its name as well
+        context.default_map = {context.invoked_subcommand: {k: v for k, v in flags.items() if v is not None}}
         return
     with failing_in_one_line("pdcore topology"):
         config = load(CommonConfig, COMMON, flags, section="topology")
@@ -31,6 +36,35 @@ def topology(context: click.Context, /, as_json: bool, **flags: str | None) -> N
         click.echo(json.dumps(document(read, store=config.store, cluster=config.cluster), indent=2))
     else:
         console().print(table(read, cluster=config.cluster))
+
+
+@topology.command()
+@options(COMMON)
+@click.option("--revision", required=True, type=click.IntRange(1, HIGHEST_REVISION), help="What to wait for.")
+@click.option(
+    "--timeout-s",
+    default=10.0,
+    type=click.FloatRange(0.1, LONGEST_WAIT_S),
+    metavar="SECONDS",
+    help="How long each router may take to get there. [default: 10]",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
+def wait(revision: int, timeout_s: float, as_json: bool, **flags: str | None) -> None:
+    """Wait until every registered router knows the keyspace up to a revision; exit 1 naming those that do not."""
+    with failing_in_one_line("pdcore topology wait"):
+        config = load(CommonConfig, COMMON, flags, section="topology")
+        with reading_store(config.store):
+            read = asyncio.run(read_topology(config.store_access, config.cluster))
+        rows = asyncio.run(ask_routers(read, revision, timeout_s))
+        if as_json:
+            click.echo(json.dumps(waiting.document(rows, revision=revision), indent=2))
+        else:
+            console().print(waiting.table(rows, revision=revision))
+        missing = [f"{one.router_id} ({one.problem})" for one in rows if one.problem is not None]
+        if missing or not rows:
+            said = ", ".join(missing) or f"no router is registered in cluster {config.cluster}"
+            click.echo(f"pdcore topology wait: not at revision {revision}: {said}", err=True)
+            sys.exit(FAILED)
 
 
 async def read_topology(access: StoreAccess, cluster: str) -> Topology:

@@ -13,6 +13,7 @@ from pdcore.router.api import PATHS
 from pdcore.router.endpoint import GenerationEndpoint
 from pdcore.router.headers import new_request_id
 from pdcore.router.lifecycle import Lifecycle
+from pdcore.router.revision import RevisionEndpoint
 from pdcore.router.serving import Serving
 from pdcore.router.views import Views
 from pdcore.telemetry import logger
@@ -43,9 +44,15 @@ def build_app(*, router_id: str, serving: Serving, lifecycle: Lifecycle) -> Star
             Route("/ready", views.ready),
             Route("/metrics", views.metrics),
             Route("/pdcore/topology", views.topology),
+            Route("/pdcore/revision", RevisionEndpoint(serving.follower).get),
         ],
-        exception_handlers={HTTPException: _http_error, Exception: _bug},
+        exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _bug},
     )
+
+
+async def _api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _answer(error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -21,6 +21,7 @@ from pdcore.config import RouterConfig
 from pdcore.http_server import answering, port_of, url_of
 from pdcore.registry.connect import admitted_store
 from pdcore.registry.follower import Follower
+from pdcore.registry.overlay import cache
 from pdcore.registry.router_registration import RouterRegistration
 from pdcore.router.app import build_app
 from pdcore.router.assembly import assemble, watch_for_silence, watching_the_fleet
@@ -44,6 +45,7 @@ async def run(config: RouterConfig, listener: socket.socket) -> None:
     upstream = HttpxUpstream(
         connect_timeout_s=config.connect_timeout_s, write_timeout_s=config.idle_timeout_s
     )
+    cached = None if config.view_cache is None else cache.read(config.view_cache, config.cluster)
     with _signalled() as stop:
         async with (
             admitted_store(config.store_access, keyspace) as store,
@@ -58,11 +60,13 @@ async def run(config: RouterConfig, listener: socket.socket) -> None:
                 upstream=upstream,
                 clock=clock,
                 lease=lambda: place.lease,
+                cached=cached,
             )
             app = build_app(router_id=router_id, serving=serving, lifecycle=lifecycle)
             with watching_the_fleet(serving, lifecycle):
                 async with (
                     serving.fleet,
+                    cache.keeping(config.view_cache, follower, config.cluster, clock),
                     running_beside(watch_for_silence(serving)),
                     answering(app, listener),
                 ):
