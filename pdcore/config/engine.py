@@ -107,6 +107,12 @@ ENGINE: Final = (
         metavar="N",
     ),
     Setting(
+        name="dp_rank_choice",
+        help="Who chooses a prefill request's DP rank: the router, or the engine, which says so in the room directory.",
+        parse=one_of("router", "engine"),
+        default="router",
+    ),
+    Setting(
         name="num_reserved_decode_tokens",
         help="Tokens kept free for each admitted request to grow.",
         parse=integer(0, 1 << 20),
@@ -150,6 +156,7 @@ class EngineConfig(ListenConfig):
     max_batch: int
     max_prefill_tokens: int
     max_queue: int
+    dp_rank_choice: str
     num_reserved_decode_tokens: int
     transfer_threads: int
     torch_threads: int | None

@@ -14,14 +14,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pdcore.engine import legs, metrics, openai
 from pdcore.engine.answer import JSON_TYPE
 from pdcore.engine.exchange import GenerationEndpoint
 from pdcore.engine.generation import Engine
 from pdcore.engine.requests import Api
-from pdcore.engine.state import LeaderState
 from pdcore.errors import ApiError, ErrorCode
 
 GENERATION: Final[Mapping[str, Api]] = {
@@ -43,16 +41,6 @@ def create_app(engine: Engine) -> Starlette:
         *(Route(path, GenerationEndpoint(api, engine), methods=["POST"]) for path, api in GENERATION.items()),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
-
-
-def identity_app(state: LeaderState) -> ASGIApp:
-    """What a prefill leader answers on its bootstrap port: who it is, whatever is asked."""
-    body = openai.to_json({"instance_id": state.instance_id, "incarnation": state.incarnation})
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await Response(body, media_type=JSON_TYPE)(scope, receive, send)
-
-    return answer
 
 
 class _About:

@@ -121,7 +121,7 @@ class Exchange:
             "stream": job.request.stream,
             "prompt_tokens": len(job.start.prompt),
         }
-        with self._engine.ranks.open(job.start, job.rank) as reply:
+        with self._engine.ranks.open(job.start, job.rank) as reply, generation.recording(self._engine, job):
             try:
                 await self._write(job, reply)
             finally:

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
@@ -26,9 +26,11 @@ from pdcore.engine.metrics import Metrics
 from pdcore.engine.model.stop_strings import StopStrings
 from pdcore.engine.openai import Head, Shape
 from pdcore.engine.requests import SEED_BITS, Api, Conversation, GenerationRequest, Prompt, parse
+from pdcore.engine.room_choice import recorded
 from pdcore.engine.state import LeaderState
 from pdcore.engine.transcript import Detokenizing, Piece, Transcript
 from pdcore.errors import ApiError
+from pdcore.registry.rooms.writer import RoomWriter
 from pdcore.topology.keys import RankPosition
 
 LONG_TEXT: Final = 16 << 10
@@ -68,7 +70,8 @@ class PrefillPeers(Protocol):
 class Engine:
     """Everything a request needs, built once per process.
 
-    ``vocab_size`` is the model's: no token id may reach it. ``serial`` makes internal request ids unique.
+    ``vocab_size`` is the model's: no token id may reach it. ``serial`` makes internal request ids unique. ``choices`` is
+    where a prefill engine that chooses DP ranks says so; None when it takes what the router chose.
     """
 
     state: LeaderState
@@ -81,16 +84,18 @@ class Engine:
     request_timeout_s: float
     vocab_size: int
     serial: itertools.count[int]
+    choices: RoomWriter | None = None
     write_idle_s: float = WRITE_IDLE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A request that has passed every check, ready for ``rank``."""
+    """A request that has passed every check, ready for ``rank``; ``chosen``: by this engine, which is to say so."""
 
     request: GenerationRequest
     start: Start
     rank: RankPosition
+    chosen: bool
     room: int | None
     shape: Shape
     transcript: Transcript
@@ -122,10 +127,12 @@ async def prepare(
         prefill=peer,
         expected_peer=expected.decode if state.role == "prefill" else None,
     )
+    chosen = _is_chosen_here(engine, leg)
     return Job(
         request=request,
         start=start,
-        rank=_rank(engine, leg),
+        rank=engine.ranks.least_held_rank() if chosen else _rank(engine, leg),
+        chosen=chosen,
         room=room,
         shape=openai.shape(api, _head(engine, request, request_id, room)),
         transcript=_transcript(engine.texts, request, prompt),
@@ -209,6 +216,17 @@ async def _tokens(texts: Texts, prompt: Prompt, context_length: int) -> tuple[in
     if not tokens:
         raise ApiError("invalid_request", f"{field} has no tokens", param=field)
     return tuple(tokens)
+
+
+def recording(engine: Engine, job: Job) -> AbstractContextManager[None]:
+    """Around a job's life: tells decode which DP rank was chosen here."""
+    if engine.choices is None or not job.chosen:
+        return nullcontext()
+    return recorded(engine.choices, job.start.room, job.rank.dp)
+
+
+def _is_chosen_here(engine: Engine, leg: Leg | None) -> bool:
+    return engine.choices is not None and leg is not None and leg.dp_rank is None
 
 
 def _rank(engine: Engine, leg: Leg | None) -> RankPosition:

@@ -23,7 +23,8 @@ from typing import Final
 from pdcore import telemetry
 from pdcore.clock import Clock, SystemClock
 from pdcore.config import EngineConfig
-from pdcore.engine.app import create_app, identity_app
+from pdcore.engine.app import create_app
+from pdcore.engine.bootstrap import bootstrap_app, rooms_of
 from pdcore.engine.dispatch import Dispatch
 from pdcore.engine.generation import Engine
 from pdcore.engine.messages import Ready
@@ -136,9 +137,11 @@ class Leader:
             self._dispatch = stack.enter_context(
                 Dispatch(self._address, [RankPosition(0, 0, 0)], max_held=config.max_queue)
             )
+            self._rooms = await stack.enter_async_context(rooms_of(startup, store, self._clock))
             await stack.enter_async_context(answering(create_app(self._engine()), startup.listener))
             if startup.bootstrap is not None:
-                await stack.enter_async_context(answering(identity_app(self._state), startup.bootstrap))
+                bootstrap = bootstrap_app(self._state, lambda: self._follower.topology, self._rooms)
+                await stack.enter_async_context(answering(bootstrap, startup.bootstrap))
             self._open = stack.pop_all()
         log.info("leader listening", url=startup.identity.url, bootstrap_port=startup.identity.bootstrap_port)
         return self
@@ -340,13 +343,14 @@ class Leader:
             state=self._state,
             texts=self._startup.texts,
             ranks=self._dispatch,
-            peers=Peers(self._fleet, lambda: self._state.record),
+            peers=Peers(self._fleet, lambda: self._state.record, self._rooms.lookup),
             metrics=Metrics(lambda: self._dispatch.stats, self._follower.view_age_s),
             clock=self._clock,
             max_body_bytes=config.max_body_bytes,
             request_timeout_s=config.request_timeout_s,
             vocab_size=self._startup.model.vocab_size,
             serial=itertools.count(),
+            choices=self._rooms.choices,
         )
 
 

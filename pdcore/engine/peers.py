@@ -8,13 +8,15 @@ What a request names is only looked up, never connected to.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from pdcore.engine.legs import Leg, choose_dp_rank, stale_peer
 from pdcore.engine.messages import PrefillPeer
+from pdcore.engine.room_choice import RoomLookup
 from pdcore.errors import ApiError
 from pdcore.topology.compat import check_pair
+from pdcore.topology.instance import Instance
 from pdcore.topology.keys import RankPosition
 from pdcore.topology.records import InstanceRecord
 from pdcore.topology.topology import Topology
@@ -37,6 +39,7 @@ class Peers:
 
     view: View
     own: Callable[[], InstanceRecord | None]
+    rooms: RoomLookup
 
     async def prefill(self, leg: Leg, expected: str | None) -> PrefillPeer:
         """The prefill rank of ``leg``; waits half a second for an incarnation (or address) not known yet.
@@ -47,6 +50,10 @@ class Peers:
         topology = self.view.topology
         if not knows(topology, leg, expected) and not has_departed(topology, expected):
             topology = await self._wait_for(leg, expected)
+        chooser = chooser_of(topology, leg, expected)
+        if chooser is not None:
+            leg = replace(leg, dp_rank=await self.rooms.dp_rank(chooser, leg.room))
+            topology = self.view.topology
         peer = locate(topology, leg, expected)
         own = self.own()
         reasons = () if own is None else check_pair(_record(topology, leg), own)
@@ -67,6 +74,14 @@ def knows(topology: Topology, leg: Leg, expected: str | None) -> bool:
     if instance is None or expected not in (None, instance.record.incarnation):
         return False
     return any(position.cp == position.tp == 0 for position in instance.ranks)
+
+
+def chooser_of(topology: Topology, leg: Leg, expected: str | None) -> Instance | None:
+    """The instance that has chosen this leg's DP rank by itself, None when somebody else has."""
+    instance = topology.by_bootstrap(leg.host, leg.port)
+    if leg.dp_rank is not None or instance is None or not instance.record.chooses_dp_rank:
+        return None
+    return instance if expected in (None, instance.incarnation) else None
 
 
 def has_departed(topology: Topology, expected: str | None) -> bool:

@@ -11,7 +11,7 @@ from pdcore.errors import ConfigError
 from pdcore.topology.codec import compat_from
 from pdcore.topology.keys import RankPosition
 from pdcore.topology.orders import DRAINED
-from pdcore.topology.records import InstanceRecord, RankRecord, Role, State
+from pdcore.topology.records import InstanceRecord, Json, RankRecord, Role, State
 
 PROTOCOL: Final = "bootstrap"
 """How this engine's two legs find each other: by room and bootstrap address, joined over ZMQ."""
@@ -19,7 +19,10 @@ PROTOCOL: Final = "bootstrap"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a leader knows of itself before any rank has started. ``bootstrap_port`` only for prefill."""
+    """What a leader knows of itself before any rank has started. ``bootstrap_port`` only for prefill.
+
+    ``extra`` are fields of the record that not every instance has.
+    """
 
     role: Role
     instance_id: str
@@ -32,6 +35,7 @@ class Identity:
     machine: str
     boot_id: str
     pid: int
+    extra: Mapping[str, Json]
 
 
 def instance_record(identity: Identity, ready: Mapping[RankPosition, Ready], state: State) -> InstanceRecord:
@@ -61,6 +65,7 @@ def instance_record(identity: Identity, ready: Mapping[RankPosition, Ready], sta
         boot_id=identity.boot_id,
         pid=identity.pid,
         state=state,
+        extra=identity.extra,
     )
 
 

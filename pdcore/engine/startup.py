@@ -20,7 +20,9 @@ from pdcore.engine.records import Identity
 from pdcore.errors import ConfigError
 from pdcore.http_server import listen, port_of, url_of
 from pdcore.registry import machine
-from pdcore.topology.records import Role
+from pdcore.registry.facade.documents import MAX_PREFILL_TOKENS
+from pdcore.registry.rooms.opening import directory_name
+from pdcore.topology.records import DP_RANK_CHOICE, ROOM_DIRECTORY, Json, Role
 
 DEFAULT_PORTS: Final = {"prefill": 8001, "decode": 8100, "unified": 8200}
 
@@ -133,7 +135,18 @@ def _identity(
         machine=machine.machine(),
         boot_id=machine.boot_id(),
         pid=os.getpid(),
+        extra=_extra(config, role),
     )
+
+
+def _extra(config: EngineConfig, role: Role) -> dict[str, Json]:
+    """What only prefill instances say about themselves."""
+    if role != "prefill":
+        return {}
+    said: dict[str, Json] = {MAX_PREFILL_TOKENS: config.max_prefill_tokens}
+    if config.dp_rank_choice == "engine":
+        said |= {DP_RANK_CHOICE: "engine", ROOM_DIRECTORY: directory_name(config.redis_access)}
+    return said
 
 
 def _directory_name(model: Path) -> str:

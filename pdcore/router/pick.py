@@ -258,9 +258,11 @@ def _partners(
 
 
 def _dp_rank(want: Want, prefill: Instance) -> int | None:
-    """Only what was really chosen: the client's rank, or the only one there is."""
+    """Only what was really chosen: the client's rank, or the only one there is unless the engine chooses."""
     if want.prefill_dp_rank is not None:
         return want.prefill_dp_rank
+    if prefill.record.chooses_dp_rank:
+        return None
     return 0 if prefill.record.dp_size == 1 else None
 
 

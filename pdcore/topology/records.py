@@ -12,6 +12,10 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 VERSION: Final = 1
+DP_RANK_CHOICE: Final = "dp_rank_choice"
+"""An instance's extra field: ``engine`` when it chooses the DP rank of a leg that names none."""
+ROOM_DIRECTORY: Final = "room_directory"
+"""The field beside it: where it says what it chose, ``store`` or ``redis``."""
 
 Role = Literal["prefill", "decode", "unified"]
 State = Literal["starting", "serving", "draining"]
@@ -80,6 +84,11 @@ class InstanceRecord:
     def world_size(self) -> int:
         """How many rank keys a complete instance has."""
         return self.dp_size * self.cp_size * self.tp_size
+
+    @property
+    def chooses_dp_rank(self) -> bool:
+        """Whether a leg that names no DP rank gets one here, to be looked up in the room directory."""
+        return self.extra.get(DP_RANK_CHOICE) == "engine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,10 +142,23 @@ def test_a_decode_leg_finds_its_prefill_rank_in_the_keyspace(leaders: Leaders) -
     stale = post(decode, SHORT | leg, **{"x-pdcore-prefill-incarnation": "unknown"})
     assert (stale.status_code, stale.headers["x-pdcore-refused"]) == (421, "stale")
     assert 0.4 < time.monotonic() - began < 2
-    identity = httpx.get(
-        f"http://127.0.0.1:{leg['bootstrap_port']}/bootstrap/anything", timeout=5, trust_env=False
-    )
-    assert identity.json() == {"instance_id": prefill.instance_id, "incarnation": prefill.incarnation}
+
+
+def test_a_prefill_that_chooses_its_rank_tells_decode_and_the_bootstrap_port(leaders: Leaders) -> None:
+    prefill, decode = leaders.start("prefill", "--dp-rank-choice", "engine"), leaders.start("decode")
+    prefill.wait_ready()
+    decode.wait_ready()
+    leg = {**leaders.cluster.bootstrap(prefill), "bootstrap_room": 77}
+    assert post(prefill, SHORT | leg).json()["accepted"] is True
+    assert post(decode, SHORT | leg).headers["x-pdcore-kv"] == "received"
+    assert post(decode, SHORT | leg | {"bootstrap_room": 78, "disagg_prefill_dp_rank": 0}).status_code == 200
+    bootstrap = f"http://127.0.0.1:{leg['bootstrap_port']}/bootstrap"
+    assert httpx.get(f"{bootstrap}/health", trust_env=False).json() == {"status": "ok", "ready": True}
+    table = httpx.get(f"{bootstrap}/route", trust_env=False).json()
+    assert table["ranks"] == {"0,0,0": {"rank_ip": "127.0.0.1", "rank_port": 4321}}
+    assert (table["block_size"], table["kv_cache_dtype"], table["max_prefill_tokens"]) == (16, "float32", 512)
+    asked = httpx.post(f"{bootstrap}/query_dp_ranks", json=[77, 78], trust_env=False).json()
+    assert asked == {"77": 0, "78": -1}
 
 
 def test_it_waits_for_the_store_saying_so(tmp_path: Path, model: Path) -> None:

@@ -9,13 +9,20 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from pdcore.clock import SystemClock
 from pdcore.engine.legs import Leg
 from pdcore.engine.messages import Ready
 from pdcore.engine.peers import Peers, knows, locate
 from pdcore.engine.records import Identity, disagreements, instance_record, rank_records
+from pdcore.engine.room_choice import RoomLookup
 from pdcore.errors import ApiError, ConfigError
+from pdcore.registry.memory import MemoryStore
+from pdcore.registry.rooms import names
+from pdcore.registry.rooms.names import RoomName
+from pdcore.registry.rooms.store_reader import StoreReader
+from pdcore.registry.store import Put
 from pdcore.topology import codec, keys
-from pdcore.topology.keys import RankId, RankPosition
+from pdcore.topology.keys import Keyspace, RankId, RankPosition
 from pdcore.topology.records import DepartureRecord, InstanceRecord, Role
 from pdcore.topology.topology import Stored, Topology, build
 from tests.support.fake_rank import READY
@@ -25,7 +32,7 @@ pytestmark = pytest.mark.unit
 LEG = Leg(room=7, host="127.0.0.1", port=18800, dp_rank=None)
 
 
-def identity(role: Role, incarnation: str = "one") -> Identity:
+def identity(role: Role, incarnation: str = "one", rooms_in: str | None = None) -> Identity:
     return Identity(
         role=role,
         instance_id=f"{role}-0",
@@ -38,6 +45,7 @@ def identity(role: Role, incarnation: str = "one") -> Identity:
         machine="here",
         boot_id="boot",
         pid=1,
+        extra={} if rooms_in is None else {"dp_rank_choice": "engine", "room_directory": rooms_in},
     )
 
 
@@ -46,9 +54,14 @@ def ready(*ranks: RankPosition) -> dict[RankPosition, Ready]:
 
 
 def topology(
-    incarnation: str = "one", *, ranks: bool = True, dp_size: int = 1, departed: str | None = None
+    incarnation: str = "one",
+    *,
+    ranks: bool = True,
+    dp_size: int = 1,
+    departed: str | None = None,
+    rooms_in: str | None = None,
 ) -> Topology:
-    who = identity("prefill", incarnation)
+    who = identity("prefill", incarnation, rooms_in)
     positions = ready(*(RankPosition(dp, 0, 0) for dp in range(dp_size)))
     entries = {keys.instance("prefill-0"): codec.encode(instance_record(who, positions, "serving"))}
     if departed is not None:
@@ -83,7 +96,10 @@ def own_record() -> InstanceRecord:
 async def find(
     view: ScriptedView, expected: str | None, own: InstanceRecord | None = None, leg: Leg = LEG
 ) -> str:
-    peers = Peers(view, lambda: own)
+    lookup = RoomLookup(
+        reader=StoreReader(Keyspace(cluster="c"), MemoryStore(), SystemClock()), directory="store"
+    )
+    peers = Peers(view, lambda: own, lookup)
     async with asyncio.timeout(1):
         return (await peers.prefill(leg, expected)).incarnation
 
@@ -140,6 +156,57 @@ async def test_a_dp_rank_out_of_range_is_the_senders_mistake() -> None:
     with pytest.raises(ApiError) as caught:
         await find(ScriptedView(topology()), "one", leg=replace(LEG, dp_rank=1))
     assert (caught.value.status, caught.value.param) == (400, "disagg_prefill_dp_rank")
+
+
+class Directory:
+    """A store with a reader of rooms that waits for 10 ms."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.reader = StoreReader(Keyspace(cluster="c"), self.store, SystemClock())
+
+    async def put(self, room: int, dp_rank: int) -> None:
+        key = names.key(Keyspace(cluster="c"), RoomName("prefill-0", room))
+        await self.store.commit((), (Put(key, names.encode_rank(dp_rank)),))
+
+    async def find(self, seen: Topology, leg: Leg = LEG, expected: str | None = "one") -> int:
+        """The DP rank at which a decode leader looks for its peer."""
+        lookup = RoomLookup(reader=self.reader, directory="store", wait_s=0.01 if leg.room == 8 else 5)
+        return (await Peers(ScriptedView(seen), lambda: None, lookup).prefill(leg, expected)).dp
+
+
+async def test_an_instance_that_chooses_its_dp_rank_is_looked_up_in_the_directory() -> None:
+    directory, seen = Directory(), topology(dp_size=4, rooms_in="store")
+    async with directory.reader:
+        await directory.put(7, 3)
+        assert await directory.find(seen) == 3
+        assert await directory.find(seen, replace(LEG, dp_rank=1)) == 1
+        assert directory.reader.statistics().known == 1
+
+
+async def test_a_look_into_the_directory_that_leads_nowhere_is_told_apart() -> None:
+    directory, chooses = Directory(), topology(dp_size=2, rooms_in="store")
+    async with directory.reader:
+        await directory.put(7, 2)
+        for seen, leg, why in (
+            (chooses, replace(LEG, room=8), "has not said within 0.01 s"),
+            (chooses, LEG, "has no DP rank 2"),
+            (topology(rooms_in="redis"), LEG, "give both the same --redis"),
+        ):
+            with pytest.raises(ApiError, match=why) as caught:
+                await directory.find(seen, leg)
+            assert caught.value.status == 503
+        with pytest.raises(ApiError) as stale:
+            await directory.find(chooses, expected="two")
+        assert stale.value.refused == "stale"
+
+
+async def test_who_does_not_choose_is_not_looked_up() -> None:
+    directory = Directory()
+    async with directory.reader:
+        assert await directory.find(topology(), replace(LEG, room=8)) == 0
+        assert directory.reader.statistics().store_error is None
+        assert directory.reader.statistics().known == 0
 
 
 async def test_instances_that_do_not_fit_together_are_not_paired() -> None:

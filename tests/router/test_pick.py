@@ -119,6 +119,12 @@ def test_who_refused_is_left_out_until_it_is_another_incarnation() -> None:
     assert picked(fleet({"p": prefill(incarnation="i2"), "d": decode()}), want).name == "p,d"
 
 
+def test_an_engine_that_chooses_its_dp_rank_is_not_told_one_unless_the_client_did() -> None:
+    chooses = fleet({"p": prefill(extra={"dp_rank_choice": "engine"}), "d": decode()})
+    assert picked(chooses).prefill_dp_rank is None
+    assert picked(chooses, Want(model=MODEL, prefill_dp_rank=0)).prefill_dp_rank == 0
+
+
 def test_a_pin_and_a_dp_rank_restrict_the_prefill() -> None:
     instances = {"p": prefill(), "wide": prefill(dp_size=2), "d": decode()}
     topology = fleet(instances)

@@ -12,6 +12,8 @@ from pdcore.registry.rooms.readers import RoomReader
 from pdcore.registry.rooms.writer import RoomWriter
 from pdcore.topology.topology import Topology
 
+ROOM_LIFE_S: Final = 60.0
+"""Nobody says when a caller's request is over; its room is looked up soon after it was put, or never."""
 LOOK_S: Final = 0.05
 """How long a query waits for rooms that this process does not know of; who is told -1 asks again."""
 

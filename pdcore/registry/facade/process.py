@@ -22,11 +22,11 @@ from pdcore.config import FacadeConfig
 from pdcore.errors import ConfigError, Superseded
 from pdcore.http_server import answering, listen, port_of
 from pdcore.registry import machine
-from pdcore.registry.connect import open_store
+from pdcore.registry.connect import admitted_store
 from pdcore.registry.desired import Fence
 from pdcore.registry.facade.app import create_app
 from pdcore.registry.facade.bodies import Shared
-from pdcore.registry.facade.bootstrap import Bootstrap
+from pdcore.registry.facade.bootstrap import ROOM_LIFE_S, Bootstrap
 from pdcore.registry.facade.foreign import ForeignIdentity, ForeignRanks, instance_record
 from pdcore.registry.follower import Follower
 from pdcore.registry.registrar_messages import RegistrarSpec
@@ -37,8 +37,6 @@ from pdcore.topology.keys import Keyspace
 
 OK: Final = 0
 SUPERSEDED: Final = 3
-ROOM_LIFE_S: Final = 60.0
-"""Nobody says when a foreign engine's request is over; a room is looked up soon after it was put or never."""
 
 log = telemetry.logger(__name__)
 
@@ -63,7 +61,7 @@ async def _live(
     clock, keyspace = SystemClock(), Keyspace(cluster=config.cluster)
     fence = Fence(keyspace=keyspace, instance_id=identity.instance_id, incarnation=identity.incarnation)
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(open_store(config.store_access))
+        store = await stack.enter_async_context(admitted_store(config.store_access, keyspace))
         follower = await stack.enter_async_context(Follower(store, keyspace, clock=clock))
         registration = await stack.enter_async_context(Registration(_spec(config, identity)))
         ranks = await stack.enter_async_context(ForeignRanks(identity, registration, clock=clock))

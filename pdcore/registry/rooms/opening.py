@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pdcore.clock import Clock, SystemClock
 from pdcore.config import StoreAccess
 from pdcore.registry.desired import Fence
@@ -12,6 +14,11 @@ from pdcore.registry.rooms.table import RoomTable
 from pdcore.registry.rooms.writer import RoomWriter
 from pdcore.registry.store import Store
 from pdcore.topology.keys import Keyspace
+
+
+def directory_name(redis: StoreAccess | None) -> Literal["store", "redis"]:
+    """Where the directory is, as an instance's record says it."""
+    return "store" if redis is None else "redis"
 
 
 def open_writer(
