@@ -30,6 +30,8 @@ from pdcore.registry.store import (
 
 PAGE_KEYS: Final = 1_000
 LIST_TRIES: Final = 3
+HURRIED: Final = Patience(ping_s=0.3)
+"""Of somebody who reads history and waits for its end."""
 NEVER: Final = -1  # no key was ever written at this revision
 
 
@@ -118,9 +120,19 @@ class EtcdStore:
         """See :class:`~pdcore.registry.store.Store`."""
         return watch_prefix(self._endpoints, prefix, after_revision, self._patience)
 
-    async def _list_pages(self, prefix: str) -> Snapshot:
+    async def list_at(self, prefix: str, revision: int) -> Snapshot:
+        """See :class:`~pdcore.registry.history.Remembering`."""
+        return await self._list_pages(prefix, revision)
+
+    def recall(
+        self, prefix: str, after_revision: int
+    ) -> AbstractAsyncContextManager[AsyncIterator[WatchMessage]]:
+        """See :class:`~pdcore.registry.history.Remembering`."""
+        return watch_prefix(self._endpoints, prefix, after_revision, HURRIED)
+
+    async def _list_pages(self, prefix: str, revision: int = 0) -> Snapshot:
         key, end = key_range(prefix)
-        revision, limit = 0, self._page_keys
+        limit = self._page_keys
         entries: dict[str, Stored] = {}
         while True:
             request = wire.RangeRequest(key=key, range_end=end, revision=revision, limit=limit)
