@@ -18,10 +18,12 @@ import psutil
 
 from tests.support.etcd_server import EtcdServer
 from tests.support.eventually import eventually_now
+from tests.support.namespaces import Machine
 from tests.support.processes import ChildProcess, free_port
 
 ServedT = TypeVar("ServedT", bound="Served")
 START_S: Final = 60.0
+HERE: Final = "127.0.0.1"
 _client: Final = httpx.Client(trust_env=False, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
 _SAMPLE: Final = re.compile(
     r"^(?P<name>[a-z_]+)(?:\{(?P<labels>[^}]*)\})? (?P<value>[0-9.e+-]+)$", re.MULTILINE
@@ -33,10 +35,10 @@ class Served(ChildProcess):
 
     at_rest_zero: ClassVar[frozenset[str]] = frozenset()
 
-    def __init__(self, arguments: list[str], log: Path, port: int) -> None:
+    def __init__(self, arguments: list[str], log: Path, port: int, host: str = HERE) -> None:
         super().__init__(arguments, log, environ={"PDCORE_TORCH_THREADS": "1"})
         self.port = port
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"http://{host}:{port}"
 
     def get(self, path: str) -> httpx.Response | None:
         """The answer, or None while nobody listens."""
@@ -89,8 +91,10 @@ class Engine(Served):
         )
     )
 
-    def __init__(self, arguments: list[str], log: Path, port: int, instance_id: str) -> None:
-        super().__init__(arguments, log, port)
+    def __init__(
+        self, arguments: list[str], log: Path, port: int, instance_id: str, host: str = HERE
+    ) -> None:
+        super().__init__(arguments, log, port, host)
         self.instance_id = instance_id
 
     @property
@@ -159,8 +163,15 @@ class Cluster:
     def store(self) -> str:
         return self._given_store or self.etcd.url
 
-    def engine(self, role: str, *flags: str, model: Path | None = None, port: int | None = None) -> Engine:
-        """Start an instance; it may not be ready yet."""
+    def engine(
+        self,
+        role: str,
+        *flags: str,
+        model: Path | None = None,
+        port: int | None = None,
+        on: Machine | None = None,
+    ) -> Engine:
+        """Start an instance, here or ``on`` another machine; it may not be ready yet."""
         port = port or free_port()
         instance_id = f"{role}-{port}"
         arguments = [
@@ -170,7 +181,10 @@ class Cluster:
             *("--port", str(port), "--bootstrap-port", "0", "--instance-id", instance_id),
             *("--kv-tokens", "16384", "--lease-ttl-s", "5", *flags),
         ]
-        return self._start(Engine(arguments, self._log(instance_id), port, instance_id))
+        if on is not None:
+            arguments = [*on.run, *arguments, "--host", on.address]
+        host = HERE if on is None else on.address
+        return self._start(Engine(arguments, self._log(instance_id), port, instance_id, host))
 
     def router(self, *flags: str, port: int | None = None) -> Router:
         """Start a router; it may not be ready yet."""

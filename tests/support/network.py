@@ -10,16 +10,17 @@ CHUNK_BYTES: Final = 16 << 10
 
 
 class Relay:
-    """Listens on a loopback port and passes every connection on to ``host:port``, while its block lasts.
+    """Listens on a port of ``listen`` and passes every connection on to ``host:port``, while its block lasts.
 
     ``delay_s`` holds every chunk back; :meth:`pause` is a black hole (connections stay, nothing passes);
     :meth:`cut` ends the connections of the moment; :meth:`refuse` also those to come.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, listen: str = "127.0.0.1") -> None:
         self.delay_s = 0.0
         self.connections_total = 0
         self._target = (host, port)
+        self._listen = listen
         self._server: asyncio.Server | None = None
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -31,13 +32,13 @@ class Relay:
         self._serving = 0
 
     @classmethod
-    def to(cls, endpoint: str) -> Self:
+    def to(cls, endpoint: str, *, listen: str = "127.0.0.1") -> Self:
         """A relay to ``host:port``."""
         host, _, port = endpoint.rpartition(":")
-        return cls(host, int(port))
+        return cls(host, int(port), listen=listen)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, self._listen, 0)
         return self
 
     async def __aexit__(
