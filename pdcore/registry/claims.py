@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from pdcore.registry.desired import MAX_OPERATIONS, Fence, Transaction
 from pdcore.registry.store import Absent, Condition, Delete, LeaseId, ModRevisionIs, Put, Stored, Write
 from pdcore.topology.records import DepartureReason, InstanceRecord
 
+_NAME_BYTES: Final = 128
 Standing = Literal["held", "missing", "rewound", "superseded"]
 PID_STARTED = "pid_started"
 """Field of an instance's record beside ``pid``: when that process started, in clock ticks since boot."""
@@ -82,8 +83,8 @@ def standing(claim: Stored | None, incarnation: str, predecessor: str | None) ->
 
 
 def holder_of(claim: Stored) -> str:
-    """The incarnation a claim names."""
-    return claim.value.decode(errors="replace")
+    """The incarnation a claim names; anybody may have written there, so no more than a name's length of it."""
+    return claim.value[:_NAME_BYTES].decode(errors="replace")
 
 
 def taking(

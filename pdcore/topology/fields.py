@@ -166,8 +166,13 @@ def _address(value: str) -> str:
 def url(value: object) -> str:
     """``http(s)://host[:port][/path]`` without credentials, query or fragment."""
     if not isinstance(value, str) or len(value) > 2048 or not value.isprintable() or " " in value:
-        raise Wrong(f"{shown(value)} must be a URL")
+        raise Wrong(f"{_shown_url(value)} must be a URL")
     return _url(value)
+
+
+def _shown_url(value: object) -> str:
+    """A URL for a sentence; a password somebody put into one is nobody else's business."""
+    return "a URL with a user in it" if isinstance(value, str) and "@" in value else shown(value)
 
 
 @lru_cache(maxsize=4096)
@@ -176,11 +181,11 @@ def _url(value: str) -> str:
         parts = urlsplit(value)
         number = parts.port
     except ValueError as wrong:
-        raise Wrong(f"{shown(value)} must be a URL: {wrong}") from None
+        raise Wrong(f"{_shown_url(value)} must be a URL: {wrong}") from None
     if parts.scheme not in {"http", "https"} or "@" in parts.netloc or parts.query or parts.fragment:
-        raise Wrong(f"{shown(value)} must be http(s)://host:port without credentials, query or fragment")
+        raise Wrong(f"{_shown_url(value)} must be http(s)://host:port without credentials, query or fragment")
     if number == 0:
-        raise Wrong(f"{shown(value)} has port 0")
+        raise Wrong(f"{_shown_url(value)} has port 0")
     host(parts.hostname)
     return value
 
