@@ -171,7 +171,7 @@ BAD_INSTANCE_FIELDS: list[tuple[str, object, str]] = [
     ("bootstrap_host", "-a.b", "bootstrap_host: '-a.b' must be an IP address or a host name"),
     ("bootstrap_host", "x" * 254, "bootstrap_host: '" + "x" * 60 + "'… (254 characters) must be"),
     ("url", "ftp://h:1", "url: 'ftp://h:1' must be http(s)://host:port"),
-    ("url", "http://u:p@h:1", "url: 'http://u:p@h:1' must be http(s)://host:port without credentials"),
+    ("url", "http://u:p@h:1", "url: a URL with a user in it must be http(s)://host:port without credentials"),
     ("url", "http://h:0", "url: 'http://h:0' has port 0"),
     ("url", "http://h:65536", "url: 'http://h:65536' must be a URL: Port out of range"),
     ("url", "http://0.0." + "0.0:80", "url: '0.0.0.0' is no address a peer can connect to"),
