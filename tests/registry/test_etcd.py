@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from pdcore.errors import StoreUnavailable
+from pdcore.errors import StoreRefused, StoreUnavailable
 from pdcore.registry.etcd import wire_pb2 as wire
 from pdcore.registry.etcd.driver import EtcdStore
 from pdcore.registry.etcd.revisions import RevisionGrouper, key_range, key_text
 from pdcore.registry.etcd.watch import QUEUE_LIMIT, Patience, Stream
-from pdcore.registry.store import Put, Revision
+from pdcore.registry.store import Alive, Change, Delete, Put, Revision, ValueIs
 from tests.registry.fault_contract import FaultContract
-from tests.registry.load_contract import LoadContract
+from tests.registry.load_contract import LoadContract, put_many
 from tests.registry.store_contract import EtcdFactory, OwnEtcdFactory, StoreContract, next_revision, put
-from tests.support.etcd_server import EtcdServer, require_etcd
+from tests.support.etcd_server import EtcdServer, etcd_server, require_etcd
 from tests.support.eventually import eventually
 from tests.support.network import Relay
 from tests.support.processes import free_port
@@ -171,6 +171,64 @@ async def test_a_transaction_is_never_repeated_by_itself(etcd_endpoint: str) -> 
         with pytest.raises(StoreUnavailable):
             await store.commit((), (Put(key, b"1"),))
         assert (await store.commit((), (Put(key, b"2"),))).succeeded
+
+
+@pytest.mark.integration
+async def test_a_watch_that_breaks_leaves_its_member_for_the_next_one(etcd_endpoint: str) -> None:
+    prefix = EtcdFactory(etcd_endpoint).prefix
+    dead = f"127.0.0.1:{free_port()}"
+    async with EtcdStore((dead, etcd_endpoint), timeout_s=3, first=0) as store:
+        with pytest.raises(StoreUnavailable):
+            async with store.watch(prefix, 0) as messages:
+                await anext(messages)
+        async with store.watch(prefix, 0) as messages:
+            assert isinstance(await anext(messages), Alive)
+
+
+@pytest.mark.integration
+async def test_a_list_overtaken_by_compaction_starts_over(etcd_endpoint: str) -> None:
+    factory = EtcdFactory(etcd_endpoint)
+    keys = [f"{factory.prefix}{number:03}" for number in range(100)]
+    async with (
+        Relay.to(etcd_endpoint) as relay,
+        EtcdStore((relay.endpoint,), timeout_s=10, page_keys=5) as store,
+        factory.open() as other,
+    ):
+        await put_many(other, keys, b"old")
+        relay.delay_s = 0.005
+        listing = asyncio.gather(store.list(factory.prefix))
+        await eventually(lambda: relay.connections_total > 0, 5, "the list has begun")
+        await put_many(other, keys, b"new")
+        await factory.compact(await put(other, keys[0], b"newest"))
+        (listed,) = await listing
+        assert list(listed.entries) == keys
+        assert {stored.value for stored in listed.entries.values()} in ({b"old"}, {b"new", b"newest"})
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+async def test_a_full_store_refuses_puts_and_goes_on_with_everything_else() -> None:
+    with etcd_server(extra=("--quota-backend-bytes", "65536")) as server:
+        async with EtcdStore((server.endpoint,), timeout_s=5) as store:
+            lease = await store.grant(60)
+            position = (await store.commit((), (Put("/kept", b"v", lease), Put("/gone", b"v")))).revision
+            with pytest.raises(StoreRefused, match="space exceeded"):
+                await _fill(store)
+            for refused in ((Put("/kept", b"w"),), (Delete("/gone"), Put("/kept", b"w"))):
+                with pytest.raises(StoreRefused, match="space exceeded"):
+                    await store.commit((), refused)
+            assert await store.keep_alive(lease) > 50
+            assert (await store.commit((ValueIs("/gone", b"v"),), (Delete("/gone"),))).succeeded
+            assert "/kept" in (await store.list("/kept")).entries
+            async with store.watch("/gone", position) as messages:
+                assert (await next_revision(messages)).changes == (Change("/gone", None),)
+            await store.revoke(lease)
+            assert await store.get("/kept") is None
+
+
+async def _fill(store: EtcdStore) -> None:
+    for number in range(100):
+        await put(store, f"/filling/{number}", bytes(8_000))
 
 
 @pytest.mark.integration
