@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 from pdcore import __version__
-from pdcore.cli import cluster, doctor, instance, topology
+from pdcore.cli import cluster, doctor, events, instance, topology
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -37,6 +37,7 @@ for command in (
     cluster.demo,
     cluster.demo_model,
     topology.topology,
+    events.events,
     instance.instance,
     doctor.doctor,
 ):

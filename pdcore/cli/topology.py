@@ -5,33 +5,52 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from datetime import datetime
 
 import click
 
 from pdcore.cli import waiting
+from pdcore.cli.event_lines import event_line
+from pdcore.cli.moments import AtRevision, AtTime, parse_moment
+from pdcore.cli.past import open_past
 from pdcore.cli.terminal import FAILED, console, failing_in_one_line, reading_store
 from pdcore.cli.waiting import ask_routers
 from pdcore.config import COMMON, CommonConfig, StoreAccess, load, options
 from pdcore.group.overview import document, table
 from pdcore.registry.connect import open_store
 from pdcore.router.revision import HIGHEST_REVISION, LONGEST_WAIT_S
+from pdcore.topology import events
 from pdcore.topology.keys import Keyspace
 from pdcore.topology.topology import Topology, build
 
 
 @click.group(invoke_without_command=True)
 @options(COMMON)
+@click.option(
+    "--at",
+    metavar="REVISION|TIME",
+    help="As it was then: a revision, an ISO 8601 time, HH:MM[:SS], or how long ago (-15m).",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
 @click.pass_context
-def topology(context: click.Context, /, as_json: bool, **flags: str | None) -> None:
-    """Show which instances and routers are registered, and why one is not ready."""
+def topology(context: click.Context, /, at: str | None, as_json: bool, **flags: str | None) -> None:
+    """Show which instances and routers are registered, and why one is not ready.
+
+    The store knows its past until it compacts, and no times; with --redis the journal knows more, and when it was.
+    Each router remembers its last hour.
+    """
     if context.invoked_subcommand is not None:  # which heeds what was said before its name as well
         context.default_map = {context.invoked_subcommand: {k: v for k, v in flags.items() if v is not None}}
         return
     with failing_in_one_line("pdcore topology"):
         config = load(CommonConfig, COMMON, flags, section="topology")
+        moment = None if at is None else parse_moment(at, datetime.now().astimezone())
         with reading_store(config.store):
-            read = asyncio.run(read_topology(config.store_access, config.cluster))
+            read = asyncio.run(
+                read_topology(config.store_access, config.cluster)
+                if moment is None
+                else _read_past(config, moment)
+            )
     if as_json:
         click.echo(json.dumps(document(read, store=config.store, cluster=config.cluster), indent=2))
     else:
@@ -65,6 +84,38 @@ def wait(revision: int, timeout_s: float, as_json: bool, **flags: str | None) ->
             said = ", ".join(missing) or f"no router is registered in cluster {config.cluster}"
             click.echo(f"pdcore topology wait: not at revision {revision}: {said}", err=True)
             sys.exit(FAILED)
+
+
+@topology.command()
+@options(COMMON)
+@click.argument("old", metavar="REVISION1", type=click.IntRange(1, HIGHEST_REVISION))
+@click.argument("new", metavar="REVISION2", type=click.IntRange(1, HIGHEST_REVISION))
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of lines.")
+def diff(old: int, new: int, as_json: bool, **flags: str | None) -> None:
+    """Show what differs between the fleet at two revisions, as events without the steps between."""
+    with failing_in_one_line("pdcore topology diff"):
+        config = load(CommonConfig, COMMON, flags, section="topology")
+        with reading_store(config.store):
+            before, after = asyncio.run(_read_two(config, old, new))
+        differences = events.diff(before, after, coalesced=True)
+        if as_json:
+            shown = [event.log_fields() for event in differences]
+            click.echo(json.dumps({"from": old, "to": new, "events": shown}, indent=2))
+            return
+        for event in differences:
+            click.echo(event_line(event, None))
+        if not differences:
+            click.echo(f"Nothing differs between {old} and {new}.")
+
+
+async def _read_past(config: CommonConfig, moment: AtRevision | AtTime) -> Topology:
+    async with open_past(config) as past:
+        return await past.view(moment)
+
+
+async def _read_two(config: CommonConfig, old: int, new: int) -> tuple[Topology, Topology]:
+    async with open_past(config) as past:
+        return await past.history.at(old), await past.history.at(new)
 
 
 async def read_topology(access: StoreAccess, cluster: str) -> Topology:

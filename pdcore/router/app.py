@@ -9,10 +9,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from pdcore.errors import ApiError, ErrorCode
+from pdcore.registry.ring import Ring
 from pdcore.router.api import PATHS
 from pdcore.router.endpoint import GenerationEndpoint
 from pdcore.router.headers import new_request_id
 from pdcore.router.lifecycle import Lifecycle
+from pdcore.router.past import PastEndpoint
 from pdcore.router.revision import RevisionEndpoint
 from pdcore.router.serving import Serving
 from pdcore.router.views import Views
@@ -21,7 +23,7 @@ from pdcore.telemetry import logger
 _log = logger(__name__)
 
 
-def build_app(*, router_id: str, serving: Serving, lifecycle: Lifecycle) -> Starlette:
+def build_app(*, router_id: str, serving: Serving, lifecycle: Lifecycle, ring: Ring) -> Starlette:
     """The application over what ``serving`` holds."""
     views = Views(
         router_id=router_id,
@@ -45,6 +47,7 @@ def build_app(*, router_id: str, serving: Serving, lifecycle: Lifecycle) -> Star
             Route("/metrics", views.metrics),
             Route("/pdcore/topology", views.topology),
             Route("/pdcore/revision", RevisionEndpoint(serving.follower).get),
+            Route("/pdcore/history", PastEndpoint(ring).get),
         ],
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _bug},
     )

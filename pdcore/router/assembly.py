@@ -11,6 +11,7 @@ from pdcore import telemetry
 from pdcore.clock import Clock
 from pdcore.config import RouterConfig
 from pdcore.registry.follower import Follower
+from pdcore.registry.journal.writer import JournalWriter
 from pdcore.registry.overlay.fleet import Fleet
 from pdcore.registry.overlay.suspect import Note
 from pdcore.registry.store import LeaseId, Store
@@ -80,6 +81,21 @@ def _settle_memory() -> None:
     """What stands after the first list stays: no full collection needs to walk a thousand instances again."""
     gc.collect()
     gc.freeze()
+
+
+def watch_the_journal(serving: Serving, journal: JournalWriter) -> None:
+    """Show how the writing of the journal goes."""
+
+    def lag() -> float:
+        return max(0, serving.follower.topology.revision - journal.statistics().revision)
+
+    metrics = serving.ground.metrics
+    metrics.watch("journal_lag_revisions", "Revisions of the view that are not in the journal.", lag)
+    metrics.watch(
+        "journal_error",
+        "1 while the journal cannot be written; the log says why.",
+        lambda: float(journal.statistics().error is not None),
+    )
 
 
 @contextmanager

@@ -21,10 +21,12 @@ from pdcore.config import RouterConfig
 from pdcore.http_server import answering, port_of, url_of
 from pdcore.registry.connect import admitted_store
 from pdcore.registry.follower import Follower
+from pdcore.registry.journal.running import writing_journal
 from pdcore.registry.overlay import cache
+from pdcore.registry.ring import Ring, remembering
 from pdcore.registry.router_registration import RouterRegistration
 from pdcore.router.app import build_app
-from pdcore.router.assembly import assemble, watch_for_silence, watching_the_fleet
+from pdcore.router.assembly import assemble, watch_for_silence, watch_the_journal, watching_the_fleet
 from pdcore.router.lifecycle import Lifecycle
 from pdcore.router.upstream import HttpxUpstream
 from pdcore.topology.keys import Keyspace
@@ -62,14 +64,18 @@ async def run(config: RouterConfig, listener: socket.socket) -> None:
                 lease=lambda: place.lease,
                 cached=cached,
             )
-            app = build_app(router_id=router_id, serving=serving, lifecycle=lifecycle)
-            with watching_the_fleet(serving, lifecycle):
+            ring = Ring()
+            app = build_app(router_id=router_id, serving=serving, lifecycle=lifecycle, ring=ring)
+            with watching_the_fleet(serving, lifecycle), remembering(follower, ring, clock):
                 async with (
                     serving.fleet,
                     cache.keeping(config.view_cache, follower, config.cluster, clock),
                     running_beside(watch_for_silence(serving)),
+                    writing_journal(config.redis_access, store, keyspace, clock) as journal,
                     answering(app, listener),
                 ):
+                    if journal is not None:
+                        watch_the_journal(serving, journal)
                     place.put(RouterRecord(url=url, admin_url=url, version=__version__))
                     _log.info("router listens", url=url, store=config.store, cluster=config.cluster)
                     await stop.wait()
