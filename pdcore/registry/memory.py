@@ -16,9 +16,8 @@ from itertools import takewhile
 from typing import Final, Self
 
 from pdcore.clock import Clock, SystemClock
-from pdcore.errors import Compacted, LeaseGone, StoreRefused, StoreUnavailable
+from pdcore.errors import Compacted, LeaseGone, StoreUnavailable
 from pdcore.registry.store import (
-    MAX_WRITES,
     Absent,
     Alive,
     Change,
@@ -34,6 +33,7 @@ from pdcore.registry.store import (
     ValueIs,
     WatchMessage,
     Write,
+    check_transaction,
 )
 
 HISTORY: Final = 10_000
@@ -93,7 +93,7 @@ class MemoryStore:
     async def commit(self, conditions: tuple[Condition, ...], writes: tuple[Write, ...]) -> Committed:
         """See :class:`~pdcore.registry.store.Store`."""
         self.expire_leases()
-        _check_shape(conditions, writes)
+        check_transaction(conditions, writes)
         if not all(self._holds(condition) for condition in conditions):
             return Committed(False, self._revision)
         for write in writes:
@@ -235,11 +235,3 @@ class MemoryStore:
         except TimeoutError:
             return patience < self._alive_s
         return True
-
-
-def _check_shape(conditions: tuple[Condition, ...], writes: tuple[Write, ...]) -> None:
-    keys = [write.key for write in writes]
-    if len(set(keys)) != len(keys):
-        raise StoreRefused("a key occurs twice among the writes of one transaction")
-    if max(len(conditions), len(writes)) > MAX_WRITES:
-        raise StoreRefused(f"more than {MAX_WRITES} conditions or writes in one transaction")

@@ -332,13 +332,13 @@ class StoreContract:
 
     async def test_a_watch_ends_with_its_block_and_leaves_no_task(self, store_factory: StoreFactory) -> None:
         async with store_factory.open() as store:
-            await store.get(store_factory.prefix)
+            start = (await store.list(store_factory.prefix)).revision
             before = len(asyncio.all_tasks())
             for _ in range(3):
-                async with store.watch(store_factory.prefix, 1) as messages:
+                async with store.watch(store_factory.prefix, start) as messages:
                     await anext(messages)
             with pytest.raises(TimeoutError):
-                await _wait_in_a_watch(store, store_factory.prefix)
+                await _wait_in_a_watch(store, store_factory.prefix, start)
             # A driver's library may take a loop turn to see its call end.
             await eventually(lambda: len(asyncio.all_tasks()) == before, WITHIN_S, "tasks ended")
 
@@ -426,8 +426,8 @@ async def _write_together(store: Store, *keys: str) -> None:
         await asyncio.sleep(0)
 
 
-async def _wait_in_a_watch(store: Store, prefix: str) -> None:
-    async with asyncio.timeout(0.05), store.watch(prefix, 1) as messages:
+async def _wait_in_a_watch(store: Store, prefix: str, after_revision: int) -> None:
+    async with asyncio.timeout(0.05), store.watch(prefix, after_revision) as messages:
         async for _ in messages:
             pass
 

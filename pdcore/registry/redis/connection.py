@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -71,8 +71,8 @@ def parse_redis_url(url: str, setting: str = "redis") -> RedisLocation:
 def open_redis(access: StoreAccess, setting: str = "redis") -> Redis:
     """A client of the Redis at ``access.url``, not yet connected; ``async with`` it, or ``aclose`` it.
 
-    It speaks RESP3 and answers in bytes. Every socket operation ends within ``access.timeout_s``; at most
-    ``MAX_CONNECTIONS`` are open, and who finds none free waits as long. ``setting`` is the flag that errors name.
+    It speaks RESP3 and answers in bytes. Connecting ends within ``access.timeout_s``, and so does waiting for one of
+    its ``MAX_CONNECTIONS``; a call is bounded by :func:`redis_call` around it. ``setting`` is the flag that errors name.
     """
     location = parse_redis_url(access.url, setting)
     try:
@@ -92,7 +92,7 @@ def open_redis(access: StoreAccess, setting: str = "redis") -> Redis:
         db=location.database,
         username=access.user,
         password=access.password,
-        socket_timeout=access.timeout_s,
+        socket_timeout=None,  # with one, redis-py sends by asyncio.wait_for, which in Python 3.11 can lose a cancellation
         socket_connect_timeout=access.timeout_s,
         retry=Retry(NoBackoff(), 0),
         protocol=3,
@@ -115,6 +115,12 @@ async def redis_call(address: str, timeout_s: float) -> AsyncIterator[None]:
             yield
     except (RedisError, OSError, TimeoutError) as error:
         raise translate(error, address) from error
+
+
+async def send(redis: Redis, *command: bytes | str | int) -> Any:
+    """The answer to one command; redis-py's own methods are typed for its synchronous client too."""
+    execute: Callable[..., Awaitable[Any]] = redis.execute_command
+    return await execute(*command)
 
 
 # The first row whose class fits and whose text occurs in the error decides. Classes by name: the table is read
