@@ -191,11 +191,13 @@ class RoomWriter:
             await self._clock.sleep(retry_after_s(self._failures, random.random()))
             return
         idle_s = min(self._table.next_at(now), self._writing.next_at()) - now
-        try:
-            async with asyncio.timeout(None if idle_s == float("inf") else max(0.0, idle_s)):
-                await self._news.wait()
-        except TimeoutError:
-            return
+        async with running_beside(self._ring_after(idle_s)):
+            await self._news.wait()
+
+    async def _ring_after(self, seconds: float) -> None:
+        if seconds < float("inf"):
+            await self._clock.sleep(max(0.0, seconds))
+            self._news.set()
 
     async def _withdraw(self) -> None:
         try:
