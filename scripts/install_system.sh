@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the servers that the demo and the tests run: etcd and Redis, and in CI a Docker engine.
+# Installs what the demo and the tests run: etcd, Redis and openssl, and in CI a Docker engine.
 #
 # Nothing happens when they are there. apt is used as root or through a sudo that asks nothing; anybody else is told
 # what to install, and the script fails only when etcd itself is missing (or anything at all, with CI=true). No service
@@ -23,6 +23,7 @@ need() { # need COMMAND PACKAGE [SERVICE...]
 
 need etcd etcd-server etcd.service
 need etcdctl etcd-client
+need openssl openssl
 need redis-server redis-server redis-server.service
 if in_ci; then
     need dockerd docker.io docker.service docker.socket containerd.service
