@@ -186,23 +186,26 @@ async def test_a_watch_that_breaks_leaves_its_member_for_the_next_one(etcd_endpo
 
 
 @pytest.mark.integration
-async def test_a_list_overtaken_by_compaction_starts_over(etcd_endpoint: str) -> None:
-    factory = EtcdFactory(etcd_endpoint)
+async def test_a_list_overtaken_by_compaction_starts_over(shared_etcd: EtcdServer) -> None:
+    factory = EtcdFactory(shared_etcd.endpoint)
     keys = [f"{factory.prefix}{number:03}" for number in range(100)]
     async with (
-        Relay.to(etcd_endpoint) as relay,
-        EtcdStore((relay.endpoint,), timeout_s=10, page_keys=5) as store,
+        Relay.to(shared_etcd.endpoint) as relay,
+        EtcdStore((relay.endpoint,), timeout_s=10, page_keys=2) as store,
         factory.open() as other,
     ):
         await put_many(other, keys, b"old")
         relay.delay_s = 0.005
-        listing = asyncio.gather(store.list(factory.prefix))
-        await eventually(lambda: relay.connections_total > 0, 5, "the list has begun")
-        await put_many(other, keys, b"new")
-        await factory.compact(await put(other, keys[0], b"newest"))
-        (listed,) = await listing
+        before = shared_etcd.calls("Range")
+        async with asyncio.TaskGroup() as group:
+            listing = group.create_task(store.list(factory.prefix))
+            await eventually(lambda: shared_etcd.calls("Range") > before + 2, 5, "the list is under way")
+            await put_many(other, keys, b"new")
+            await factory.compact(await put(other, keys[0], b"newest"))
+        listed = listing.result()
         assert list(listed.entries) == keys
-        assert {stored.value for stored in listed.entries.values()} in ({b"old"}, {b"new", b"newest"})
+        assert {stored.value for stored in listed.entries.values()} == {b"new", b"newest"}
+        assert shared_etcd.calls("Range") > before + len(keys) / 2
 
 
 @pytest.mark.integration

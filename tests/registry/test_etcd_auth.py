@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
@@ -82,20 +80,6 @@ def forget_tokens(server: EtcdServer) -> None:
     switch_on(server)
 
 
-def logins(server: EtcdServer) -> int:
-    """How often somebody tried to log in there."""
-    connection = http.client.HTTPConnection(server.endpoint, timeout=WITHIN_S)
-    try:
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-    finally:
-        connection.close()
-    found = re.findall(
-        r'^grpc_server_started_total\{grpc_method="Authenticate".*\} (\d+)$', text, re.MULTILINE
-    )
-    return int(found[0])
-
-
 async def watch_once(store: Store) -> None:
     async with store.watch(PREFIX, 1) as messages:
         assert isinstance(await anext(messages), Alive)
@@ -132,9 +116,9 @@ async def test_a_forgotten_token_is_renewed_within_the_call_whichever_it_is(guar
 async def test_many_calls_that_lose_their_token_log_in_once(guarded: EtcdServer, store: Store) -> None:
     await store.get(KEY)
     await asyncio.to_thread(forget_tokens, guarded)
-    before = await asyncio.to_thread(logins, guarded)
+    before = await asyncio.to_thread(guarded.calls, "Authenticate")
     await asyncio.gather(*(store.get(KEY) for _ in range(50)))
-    assert await asyncio.to_thread(logins, guarded) == before + 1
+    assert await asyncio.to_thread(guarded.calls, "Authenticate") == before + 1
 
 
 async def test_a_running_watch_outlives_its_token(guarded: EtcdServer, store: Store) -> None:
@@ -201,13 +185,13 @@ async def test_a_user_without_permission_is_refused_and_not_logged_in_again(
     guarded: EtcdServer, store: Store
 ) -> None:
     await store.get(KEY)
-    before = await asyncio.to_thread(logins, guarded)
+    before = await asyncio.to_thread(guarded.calls, "Authenticate")
     with pytest.raises(AccessRefused, match="permission denied"):
         await store.get("/elsewhere")
     with pytest.raises(AccessRefused, match="permission denied"):
         async with store.watch("/elsewhere", 1):
             raise AssertionError("the watch was accepted")
-    assert await asyncio.to_thread(logins, guarded) == before
+    assert await asyncio.to_thread(guarded.calls, "Authenticate") == before
 
 
 async def test_a_login_counts_when_auth_is_switched_on_and_does_no_harm_before_and_after(

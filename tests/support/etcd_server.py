@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -179,6 +180,19 @@ class EtcdServer:
             return False
         finally:
             connection.close()
+
+    def calls(self, method: str) -> int:
+        """How many calls of a remote procedure (``Range``, ``Authenticate`` …) it was sent so far."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._plain_port, timeout=2)
+        try:
+            connection.request("GET", "/metrics")
+            metrics = connection.getresponse().read().decode()
+        finally:
+            connection.close()
+        counts = re.findall(
+            rf'^grpc_server_started_total{{grpc_method="{method}".*}} (\S+)$', metrics, re.MULTILINE
+        )
+        return sum(int(float(count)) for count in counts)
 
     def _arguments(self, peer_port: int) -> list[str]:
         scheme = "http" if self._tls is None else "https"
