@@ -67,7 +67,10 @@ def observe(
             changes[name] = next_one
         if said is not None:
             notes.append(said)
-    return overlay.replaced(changes), tuple(notes)
+    after = overlay.replaced(changes)
+    if old.store_id != new.store_id:  # another store's revisions start anew: any departure in it is newer
+        after = after.replaced({name: replace(one, newest=0) for name, one in after.suspects.items()})
+    return after, tuple(notes)
 
 
 def remembered(topology: Topology, now: float, random: Random) -> Overlay:
@@ -147,7 +150,7 @@ def _is_explained(known: Suspect, around: _Around) -> bool:
         return False
     if entry.record.incarnation != known.instance.incarnation:
         return False
-    if around.old.store_id != around.new.store_id:  # revisions of two stores cannot be compared
+    if around.old.store_id != around.new.store_id:
         return entry != around.old.entry(keys.departure(known.instance.instance_id))
     return entry.mod_revision > known.newest
 
