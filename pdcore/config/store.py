@@ -10,7 +10,7 @@ from pdcore.config.setting import Setting, seconds, text
 STORE: Final = (
     Setting(
         name="store",
-        help="Where the keyspace lives: etcd://HOST:PORT[,HOST:PORT...]",
+        help="Where the keyspace lives: etcd://HOST:PORT[,HOST:PORT...], or redis://HOST:PORT[/DB] (rediss:// with TLS).",
         parse=text,
         default="etcd://127.0.0.1:2379",
         metavar="URL",

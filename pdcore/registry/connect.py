@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pdcore.registry.etcd.identity import Identity
 
 ETCD: Final = "etcd://"
+REDIS: Final = ("redis://", "rediss://")
 ETCD_PORT: Final = 2379
 _WHERE: Final = "--store / PDCORE_STORE"
 _MEMBER: Final = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?")
@@ -26,10 +27,15 @@ _log = logger(__name__)
 
 
 def open_store(access: StoreAccess) -> Store:
-    """The driver for ``access.url`` (``etcd://HOST[:PORT][,HOST[:PORT]...]``), not yet connected: enter it to use it.
+    """The driver for ``access.url``, not yet connected: enter it to use it.
 
+    The URL is ``etcd://HOST[:PORT][,HOST[:PORT]...]``, or ``redis://HOST[:PORT][/DB]`` (``rediss://`` with TLS).
     Raises :class:`ConfigError` naming the setting when URL, login or files cannot work; secrets are never shown.
     """
+    if access.url.startswith(REDIS):
+        from pdcore.registry.redis.driver import RedisStore
+
+        return RedisStore(access)
     from pdcore.registry.etcd.driver import EtcdStore  # grpc is loaded only where a store is opened
 
     addresses = etcd_addresses(access.url)
@@ -80,7 +86,7 @@ def etcd_addresses(url: str) -> tuple[str, ...]:
         given = (
             f", not with {scheme[:20]!r}" if separator else ""
         )  # without one it may be anything, a login too
-        raise ConfigError(f"{_WHERE}: must start with {ETCD}{given}")
+        raise ConfigError(f"{_WHERE}: must start with {ETCD} or {REDIS[0]}{given}")
     if "@" in rest:
         raise ConfigError(
             f"{_WHERE}: a user and password do not belong into the URL: "

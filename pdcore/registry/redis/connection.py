@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pdcore.config import StoreAccess
-from pdcore.errors import ConfigError, StoreError, StoreRefused, StoreUnavailable
+from pdcore.errors import AccessRefused, ConfigError, StoreError, StoreRefused, StoreUnavailable
+from pdcore.registry.tls_files import read_tls_files
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -53,7 +53,10 @@ def parse_redis_url(url: str, setting: str = "redis") -> RedisLocation:
     where = f"--{setting} / PDCORE_{setting.upper()}"
     scheme, separator, rest = url.partition("://")
     if scheme + separator not in (PLAIN, TLS):
-        raise ConfigError(f"{where}: must start with {PLAIN} or {TLS}, not with {scheme[:20]!r}")
+        given = (
+            f", not with {scheme[:20]!r}" if separator else ""
+        )  # without one it may be anything, a login too
+        raise ConfigError(f"{where}: must start with {PLAIN} or {TLS}{given}")
     if "@" in rest:
         raise ConfigError(
             f"{where}: a user and password do not belong into the URL: "
@@ -82,7 +85,11 @@ def open_redis(access: StoreAccess, setting: str = "redis") -> Redis:
         from redis.maint_notifications import MaintNotificationsConfig
     except ImportError as error:
         raise ConfigError(f"{access.url} needs the Redis client: pip install 'pdcore[redis]'") from error
-    encrypted = location.tls or access.ca is not None
+    if access.user is not None and access.password is None:
+        variable = f"PDCORE_{setting.upper()}"
+        raise ConfigError(f"--{setting}-user / {variable}_USER: {access.user} needs {variable}_PASSWORD")
+    files = read_tls_files(access, setting)
+    encrypted = location.tls or files is not None
     pool = BlockingConnectionPool(
         connection_class=SSLConnection if encrypted else Connection,
         max_connections=MAX_CONNECTIONS,
@@ -92,7 +99,7 @@ def open_redis(access: StoreAccess, setting: str = "redis") -> Redis:
         db=location.database,
         username=access.user,
         password=access.password,
-        socket_timeout=None,  # with one, redis-py sends by asyncio.wait_for, which in Python 3.11 can lose a cancellation
+        socket_timeout=None,  # with one it sends by asyncio.wait_for, which in Python 3.11 can lose a cancellation
         socket_connect_timeout=access.timeout_s,
         retry=Retry(NoBackoff(), 0),
         protocol=3,
@@ -100,9 +107,25 @@ def open_redis(access: StoreAccess, setting: str = "redis") -> Redis:
         client_name="pdcore",
         driver_info=None,
         maint_notifications_config=MaintNotificationsConfig(enabled=False),
-        **(_tls_files(access, setting) if encrypted else {}),
+        **(_tls_options(access) if encrypted else {}),
     )
     return Redis.from_pool(pool)
+
+
+def _tls_options(access: StoreAccess) -> dict[str, Any]:
+    return {"ssl_ca_certs": access.ca, "ssl_certfile": access.cert, "ssl_keyfile": access.key}
+
+
+@asynccontextmanager
+async def closing(redis: Redis) -> AsyncIterator[Redis]:
+    """Close ``redis`` at the end of the block; a server that does not answer that is left alone."""
+    from redis.exceptions import RedisError
+
+    try:
+        yield redis
+    finally:
+        with suppress(RedisError):
+            await redis.aclose()
 
 
 @asynccontextmanager
@@ -126,11 +149,12 @@ async def send(redis: Redis, *command: bytes | str | int) -> Any:
 # The first row whose class fits and whose text occurs in the error decides. Classes by name: the table is read
 # before anybody knows whether redis-py is there.
 _TABLE: Final[tuple[tuple[str, str, type[StoreError]], ...]] = (
-    ("AuthenticationError", "", StoreRefused),
-    ("AuthorizationError", "", StoreRefused),
-    ("ConnectionError", "CERTIFICATE_VERIFY_FAILED", StoreRefused),
-    ("ConnectionError", "certificate", StoreRefused),
-    ("ConnectionError", "ALERT_", StoreRefused),
+    ("AuthenticationError", "", AccessRefused),
+    ("AuthorizationError", "", AccessRefused),
+    ("NoPermissionError", "", AccessRefused),
+    ("ResponseError", "ACL failure in script", AccessRefused),
+    ("ConnectionError", "CERTIFICATE", AccessRefused),
+    ("ConnectionError", "UNKNOWN_CA", AccessRefused),
     ("ConnectionError", "", StoreUnavailable),
     ("TimeoutError", "", StoreUnavailable),
     ("OSError", "", StoreUnavailable),
@@ -146,30 +170,9 @@ _TABLE: Final[tuple[tuple[str, str, type[StoreError]], ...]] = (
 def translate(error: Exception, address: str) -> StoreError:
     """The error to raise for a call to the Redis at ``address`` that failed; what no row names is a refusal."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    text = str(error)
+    text = " ".join(str(error).split())
     message = f"redis at {address}: {text or 'no answer in time'}"
     for kind, fragment, make in _TABLE:
         if kind in kinds and fragment in text:
             return make(message)
     return StoreRefused(message)
-
-
-def _tls_files(access: StoreAccess, setting: str) -> dict[str, Any]:
-    """The files as redis-py takes them, read once here: one that cannot work is known before connecting."""
-    context = ssl.create_default_context()
-    if access.ca is not None:
-        with _blaming(f"{setting}-ca", access.ca):
-            context.load_verify_locations(access.ca)
-    if access.cert is not None:
-        with _blaming(f"{setting}-cert", access.cert):
-            context.load_cert_chain(access.cert, access.key, password="")  # never asks a terminal for one
-    return {"ssl_ca_certs": access.ca, "ssl_certfile": access.cert, "ssl_keyfile": access.key}
-
-
-@contextmanager
-def _blaming(setting: str, path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        name = setting.upper().replace("-", "_")
-        raise ConfigError(f"--{setting} / PDCORE_{name}: {path}: {error.strerror or error}") from error

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from pdcore.beside import running_beside
 from pdcore.config import StoreAccess
 from pdcore.errors import Compacted, LeaseGone, StoreError, StoreUnavailable
-from pdcore.registry.redis.connection import open_redis, parse_redis_url, redis_call, send
+from pdcore.registry.redis.connection import closing, open_redis, parse_redis_url, redis_call, send
 from pdcore.registry.redis.entries import stored
 from pdcore.registry.redis.listing import PAGE_KEYS, list_prefix
 from pdcore.registry.redis.scripts import COMMIT, DELETE, ENTRIES, GRANT, KEEP_ALIVE, REAP, REVOKE, Script
@@ -73,7 +73,7 @@ class RedisStore:
         _log.warning(
             "this store may lose writes when it fails over: claims are not fences then", store=self._address
         )
-        await self._open.enter_async_context(self._redis)
+        await self._open.enter_async_context(closing(self._redis))
         await self._open.enter_async_context(running_beside(self._reap_for_ever()))
         return self
 

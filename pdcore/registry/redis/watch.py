@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pdcore.config import StoreAccess
-from pdcore.registry.redis.connection import open_redis, parse_redis_url, redis_call
+from pdcore.registry.redis.connection import closing, open_redis, parse_redis_url, redis_call
 from pdcore.registry.redis.entries import Sequel, areas_of, under
 from pdcore.registry.redis.reading import BATCH, ask_standing, read_after
 from pdcore.registry.store import Alive, WatchMessage
@@ -36,9 +36,8 @@ async def watch_prefix(
 ) -> AsyncIterator[AsyncIterator[WatchMessage]]:
     """See :meth:`pdcore.registry.store.Store.watch`."""
     address = parse_redis_url(access.url, "store").address
-    longest_s = max(access.timeout_s, patience.ping_s + patience.answer_s)
     # A client that keeps its connection: reconnecting by itself, it would skip the comparison at the beginning.
-    async with open_redis(access.with_timeout(longest_s), "store") as pool, pool.client() as redis:
+    async with closing(open_redis(access, "store")) as pool, pool.client() as redis:
         watch = Watch(redis, address, prefix, after_revision, access.timeout_s, patience)
         async with aclosing(watch.messages()) as messages:
             yield messages
