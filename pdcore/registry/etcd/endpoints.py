@@ -107,7 +107,7 @@ class Endpoints:
             address, budget_s = self.current, deadline - _now()
             share_s = budget_s / left if repeatable and len(self.addresses) > 1 else budget_s
             try:
-                return await self.call_at(address, method, request, max(share_s, LEAST_ATTEMPT_S))
+                return await self.call_at(address, method, request, share_s)
             except HandshakeRefused as fault:
                 worst, may_repeat = worst or fault, True
             except StoreUnavailable as fault:
@@ -136,17 +136,16 @@ class Endpoints:
         deadline = _now() + timeout_s
         shown = await self._pass_after(None, address, deadline)
         try:
-            return await attempt(shown, timeout_s)
+            return await attempt(shown, _left_s(deadline))
         except TokenRefused:
             if not self._login.has_user:
                 raise
         shown = await self._pass_after(shown, address, deadline)
-        return await attempt(shown, max(deadline - _now(), LEAST_ATTEMPT_S))
+        return await attempt(shown, _left_s(deadline))
 
     async def _pass_after(self, refused: Pass | None, address: str, deadline: float) -> Pass:
         async def authenticate(request: wire.AuthenticateRequest) -> wire.AuthenticateResponse:
-            left_s = max(deadline - _now(), LEAST_ATTEMPT_S)
-            return await self._send(address, AUTHENTICATE, request, NO_PASS, left_s)
+            return await self._send(address, AUTHENTICATE, request, NO_PASS, _left_s(deadline))
 
         try:
             async with asyncio.timeout_at(deadline):
@@ -181,3 +180,7 @@ def metadata(shown: Pass) -> tuple[tuple[str, str], ...]:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _left_s(deadline: float) -> float:
+    return max(deadline - _now(), LEAST_ATTEMPT_S)

@@ -40,13 +40,17 @@ WRONG_CERTIFICATE: Final = "it does not accept our certificate, or wants one (--
 NO_TLS_THERE: Final = "no TLS there, it seems, though --store-ca asks for it"
 TLS_THERE: Final = "the connection was closed at once; does it want TLS (--store-ca)?"
 
+_Row = tuple[grpc.StatusCode, str, Callable[[str], StoreError], str]
 # The first row whose code is equal and whose text occurs in the details decides; its words go before etcd's own.
-_TABLE: Final[tuple[tuple[grpc.StatusCode, str, Callable[[str], StoreError], str], ...]] = (
+# These hold only while there was no connection yet: nothing can have been sent.
+_CONNECTING: Final[tuple[_Row, ...]] = (
     (_Code.UNAVAILABLE, "CERTIFICATE_VERIFY_FAILED", HandshakeRefused, UNKNOWN_AUTHORITY),
     (_Code.UNAVAILABLE, "Hostname Verification Check failed", HandshakeRefused, OTHER_NAME),
     (_Code.UNAVAILABLE, "TSI_DATA_CORRUPTED", HandshakeRefused, WRONG_CERTIFICATE),
     (_Code.UNAVAILABLE, "Handshake read failed", StoreUnavailable, NO_TLS_THERE),
     (_Code.UNAVAILABLE, "Socket closed", StoreUnavailable, TLS_THERE),
+)
+_TABLE: Final[tuple[_Row, ...]] = (
     (_Code.UNAVAILABLE, "", StoreUnavailable, ""),
     (_Code.DEADLINE_EXCEEDED, "", StoreUnavailable, ""),
     (_Code.CANCELLED, "", StoreUnavailable, ""),
@@ -66,7 +70,7 @@ _TABLE: Final[tuple[tuple[grpc.StatusCode, str, Callable[[str], StoreError], str
     (_Code.NOT_FOUND, "lease", LeaseGone, ""),
     (_Code.OUT_OF_RANGE, "compacted", _compacted, ""),
 )
-# gRPC repeats the address, which every message names anyway.
+# How gRPC begins when there is no connection. It repeats the address, which every message names anyway.
 _PREAMBLE: Final = re.compile(r"failed to connect to all addresses; last error: [A-Z_]+: (ipv[46]:\S+: )?")
 _REASON: Final = re.compile(r"rpc error: code = (?P<code>[A-Za-z]+) desc = (?P<details>.*)", re.DOTALL)
 
@@ -78,7 +82,8 @@ def translate(code: grpc.StatusCode, details: str | None, endpoint: str) -> Stor
     """
     text = " ".join((details or "").split())
     said = _PREAMBLE.sub("", text) or code.name.lower()
-    for row_code, fragment, make, words in _TABLE:
+    rows = _CONNECTING + _TABLE if _PREAMBLE.match(text) else _TABLE
+    for row_code, fragment, make, words in rows:
         if code is row_code and fragment in text:
             return make(f"etcd at {endpoint}: {words}: {said}" if words else f"etcd at {endpoint}: {said}")
     return StoreRefused(f"etcd at {endpoint}: {said}")
