@@ -63,13 +63,13 @@ class StoreReader:
     async def resolve(self, instance_id: str, rooms: Iterable[int], timeout_s: float) -> dict[int, int]:
         """See :class:`~pdcore.registry.rooms.readers.RoomReader`."""
         self._needed.set()
+        deadline = self._clock.now() + timeout_s
         wanted = [RoomName(instance_id, room) for room in rooms]
-        if self._evicted:
-            await self._recall(name for name in wanted if name not in self._known)
-        missing = [name for name in wanted if name not in self._known]
-        found = {name: self._known[name] for name in wanted if name in self._known}
+        found = await self._recall(wanted, timeout_s) if self._evicted else {}
+        found |= {name: self._known[name] for name in wanted if name in self._known}
+        missing = [name for name in wanted if name not in found]
         if missing:
-            found |= await self._awaited.wait(missing, timeout_s)
+            found |= await self._awaited.wait(missing, max(0.0, deadline - self._clock.now()))
         return {name.room: dp_rank for name, dp_rank in found.items()}
 
     def statistics(self) -> ReaderStatistics:
@@ -125,17 +125,20 @@ class StoreReader:
         self._known[name] = dp_rank
         self._awaited.arrived(name, dp_rank)
 
-    async def _recall(self, forgotten: Iterable[RoomName]) -> None:
-        """Ask the store for rooms that may have been known once."""
-        for name in tuple(forgotten):
-            key = names.key(self._keyspace, name)
-            try:
-                stored = await self._store.get(key)
-            except StoreError as error:
-                log.info("room not recalled", room=name.room, reason=str(error))
-                return
-            if stored is not None:
-                self._learn(key, stored.value)
+    async def _recall(self, wanted: Iterable[RoomName], timeout_s: float) -> dict[RoomName, int]:
+        """Ask the store for rooms that may have been known once; what it says of them in time."""
+        found: dict[RoomName, int] = {}
+        try:
+            async with asyncio.timeout(timeout_s):
+                for name in wanted:
+                    if name not in self._known:
+                        stored = await self._store.get(names.key(self._keyspace, name))
+                        dp_rank = None if stored is None else names.decode_rank(stored.value)
+                        if dp_rank is not None:
+                            found[name] = dp_rank
+        except (StoreError, TimeoutError) as error:
+            log.info("rooms not recalled", reason=str(error))
+        return found
 
     def _note_store(self, error: str | None) -> None:
         if (error is None) != (self._store_error is None):

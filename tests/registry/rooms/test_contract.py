@@ -49,9 +49,8 @@ class Place(Protocol):
 class StorePlace:
     """In the keyspace's store."""
 
-    redis = None
-
     def __init__(self, store: Store) -> None:
+        self.redis: StoreAccess | None = None
         self.keyspace = Keyspace(cluster=uuid.uuid4().hex)
         self.store = store
 
@@ -67,7 +66,7 @@ class RedisPlace:
     def __init__(self, server: RedisServer) -> None:
         self.keyspace = Keyspace(cluster=uuid.uuid4().hex)
         self.store: Store = MemoryStore()
-        self.redis = StoreAccess(url=server.url, timeout_s=3.0)
+        self.redis: StoreAccess | None = StoreAccess(url=server.url, timeout_s=3.0)
         self._server = server
 
     async def rooms(self) -> dict[str, bytes]:
@@ -75,7 +74,8 @@ class RedisPlace:
         with self._server.control() as control:
             found = [key.decode() for key in control.scan_iter(f"{prefix}*", count=10_000)]
             values = control.mget(found) if found else []
-        return {key.removeprefix(prefix): value for key, value in zip(found, values, strict=True) if value}
+        pairs = zip(found, values, strict=True)
+        return {key.removeprefix(prefix): value for key, value in pairs if isinstance(value, bytes)}
 
 
 @pytest.fixture(scope="module")
