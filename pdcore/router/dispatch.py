@@ -20,7 +20,7 @@ from pdcore.router.exchange import Effect, Leg, LegEvent, LegFailure, Phase, dec
 from pdcore.router.headers import returned
 from pdcore.router.leg import LegCall
 from pdcore.router.load import Hold
-from pdcore.router.metrics import RouterMetrics
+from pdcore.router.metrics import LegOutcome, RouterMetrics
 from pdcore.router.pick import InstanceKey
 from pdcore.router.protocols.base import KV_MARK, KV_RECEIVED, LegPlan, Plan
 from pdcore.router.relay import DONE, EventCutter, EventTooLarge, StreamReader, error_object, event_data
@@ -103,8 +103,11 @@ class AttemptRun:
 
     async def _run_leg(self, plan: LegPlan, hold: Hold) -> None:
         ground, key = self._ground, (plan.instance.instance_id, plan.instance.incarnation)
-        watched = ground.vigil.leg(key, ground.clock.now, partial(self._froze, plan.leg))
-        with hold, watched, ground.metrics.leg(plan.leg) as outcome:
+        with (
+            hold,
+            ground.metrics.leg(plan.leg) as outcome,
+            ground.vigil.leg(key, ground.clock.now, partial(self._froze, plan.leg, outcome)) as watched,
+        ):
             try:
                 async with LegCall(plan, ground.upstream, self._budget, ground.clock, watched.heard) as call:
                     answer = await call.open()
@@ -119,7 +122,8 @@ class AttemptRun:
                 self._stalled = stalled
                 self._settled.set()
 
-    def _froze(self, leg: Leg) -> None:
+    def _froze(self, leg: Leg, outcome: LegOutcome) -> None:
+        outcome.set("frozen")
         self._happened(leg, "frozen", LegFailure(leg, "frozen", "the engine stopped answering"))
 
     def _happened(self, leg: Leg, event: LegEvent, failure: LegFailure | None = None) -> None:
