@@ -163,6 +163,7 @@ _TABLE: Final[tuple[tuple[str, str, type[StoreError]], ...]] = (
     ("TryAgainError", "", StoreUnavailable),
     ("ResponseError", "BUSY ", StoreUnavailable),
     ("ResponseError", "NOREPLICAS", StoreUnavailable),
+    ("ResponseError", "UNBLOCKED", StoreUnavailable),
     ("ResponseError", "Script killed by user", StoreUnavailable),
 )
 

@@ -99,9 +99,9 @@ class Sequel:
         for batch in batches:
             previous = self.position
             for entry in batch:
+                self._check(entry, previous)  # also of what waits: its missing predecessor may be due now
                 if end is not None and entry.revision > end:
                     break
-                self._check(entry, previous)
                 previous = entry.revision
                 merged[previous] = merged.get(previous, ()) + entry.changes
         self.position = max(merged, default=self.position)
