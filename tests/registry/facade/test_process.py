@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 START_S = 30.0
 WITHIN_S = 15.0
-CALLS = httpx.Client(timeout=10, trust_env=False)
+CALLS = httpx.Client(timeout=10, trust_env=False, verify=False)
 ALONE = {"attn_tp_size": 1, "attn_dp_size": 1}
 
 
