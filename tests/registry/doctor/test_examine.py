@@ -69,6 +69,17 @@ async def test_an_etcd_that_is_not_there_is_one_finding() -> None:
     assert is_failed(findings)
 
 
+async def test_a_redis_that_holds_the_fleet_is_used_and_says_what_it_does_not_promise() -> None:
+    with redis_server() as server:
+        findings = await examine_store(access(server.url), SPACE)
+        async with open_store(access(server.url)) as store:
+            assert not (await store.list(SPACE.root)).entries
+    found = by_subject(findings)
+    assert not is_failed(findings)
+    assert {"version", "role", "persistence", "memory", "access", "put", "event"} <= found.keys()
+    assert "fail-over" in found["fencing"].says
+
+
 async def test_a_redis_beside_the_keyspace_is_examined() -> None:
     with redis_server() as server:
         found = by_subject(await examine_redis(access(server.url), "redis", keyspace=False))
