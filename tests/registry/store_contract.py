@@ -333,14 +333,14 @@ class StoreContract:
     async def test_a_watch_ends_with_its_block_and_leaves_no_task(self, store_factory: StoreFactory) -> None:
         async with store_factory.open() as store:
             start = (await store.list(store_factory.prefix)).revision
-            before = len(asyncio.all_tasks())
+            before = asyncio.all_tasks()
             for _ in range(3):
                 async with store.watch(store_factory.prefix, start) as messages:
                     await anext(messages)
             with pytest.raises(TimeoutError):
                 await _wait_in_a_watch(store, store_factory.prefix, start)
             # A driver's library may take a loop turn to see its call end.
-            await eventually(lambda: len(asyncio.all_tasks()) == before, WITHIN_S, "tasks ended")
+            await eventually(lambda: asyncio.all_tasks() <= before, WITHIN_S, "the watches' tasks ended")
 
     async def test_an_ended_lease_takes_its_keys_in_one_revision(self, store_factory: StoreFactory) -> None:
         prefix = store_factory.prefix
