@@ -164,6 +164,18 @@ async def test_a_dead_member_is_left_for_the_next_one(etcd_endpoint: str) -> Non
 
 
 @pytest.mark.integration
+async def test_a_silent_member_leaves_time_for_the_next_one(etcd_endpoint: str) -> None:
+    key = EtcdFactory(etcd_endpoint).prefix
+    async with (
+        Relay.to(etcd_endpoint) as silent,
+        EtcdStore((silent.endpoint, etcd_endpoint), timeout_s=4, first=0) as store,
+    ):
+        silent.pause()
+        assert await store.get(key) is None
+        assert await store.grant(5)
+
+
+@pytest.mark.integration
 async def test_a_transaction_is_never_repeated_by_itself(etcd_endpoint: str) -> None:
     key = EtcdFactory(etcd_endpoint).prefix
     dead = f"127.0.0.1:{free_port()}"
