@@ -97,7 +97,7 @@ def drain(standing: Standing, *, sticky: bool, by: str) -> Decision:
     order = OrderRecord(kind="drain", incarnation=incarnation, sticky=sticky, by=by)
     if given is not None and record is not None and meaning(given, record.incarnation) == "end":
         return Refuse(sentence=f"{name} is ordered to end by {given.by}; it takes no requests any more")
-    if given is not None and _same(given, order):
+    if given is not None and given.kind == "drain" and _binds_as_much(given, order):
         return Leave(order=given, sentence=f"{name} is ordered to drain already, by {given.by}")
     whom = "every start of it" if sticky else f"incarnation {incarnation}"
     return Give(
@@ -156,6 +156,10 @@ def _unknown(standing: Standing) -> str:
     close = similar(standing.instance_id, standing.others)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     return f"no instance {standing.instance_id} is registered{hint}"
+
+
+def _binds_as_much(given: OrderRecord, order: OrderRecord) -> bool:
+    return binds_every_start(given) or (not order.sticky and given.incarnation == order.incarnation)
 
 
 def _same(given: OrderRecord, order: OrderRecord) -> bool:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pdcore.errors import StoreUnavailable
 from pdcore.registry import ordering
@@ -15,7 +17,7 @@ from pdcore.registry.ordering import Give, Leave, Refuse, Standing, TakeBack, is
 from pdcore.registry.store import Committed, Condition, Put, Stored, Write
 from pdcore.topology import codec
 from pdcore.topology.keys import Keyspace
-from pdcore.topology.orders import DRAINED
+from pdcore.topology.orders import DRAINED, meaning
 from pdcore.topology.records import InstanceRecord, OrderKind, OrderRecord
 from tests.support.fleet import complete, instance_record, order_record, topology_of
 
@@ -59,6 +61,11 @@ def test_an_order_that_means_nothing_here_is_replaced(order: OrderRecord | bytes
 def test_what_is_so_already_is_left() -> None:
     assert isinstance(drain(standing(order_record("drain"))), Leave)
     assert isinstance(drain(standing(order_record("drain", None, sticky=True)), sticky=True), Leave)
+    sticky = order_record("drain", None, sticky=True)
+    assert drain(standing(sticky)) == Leave(
+        order=sticky, sentence="p0 is ordered to drain already, by test"
+    )  # not loosened
+    assert isinstance(drain(standing(order_record("drain")), sticky=True), Give)
     assert isinstance(ordering.end(standing(order_record("end")), by="me"), Leave)
     assert isinstance(ordering.undrain(standing()), Leave)
 
@@ -90,6 +97,40 @@ def test_an_unknown_instance_is_refused_with_what_it_may_have_been() -> None:
         assert decision == Refuse(sentence="no instance p0 is registered; did you mean p01 or d0?")
     assert isinstance(drain(standing(up=False)), Refuse)
     assert isinstance(drain(standing(up=False), sticky=True), Give)  # its id is claimed: it may come back
+
+
+orders = st.builds(
+    OrderRecord,
+    kind=st.sampled_from(["drain", "undrain", "end"]),
+    incarnation=st.sampled_from(["inc-1", "older", None]),
+    sticky=st.booleans(),
+    by=st.just("test"),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(order=st.none() | orders, asked=st.sampled_from(["drain", "sticky", "undrain", "end"]))
+def test_whatever_stands_what_was_asked_holds_afterwards_or_is_refused(
+    order: OrderRecord | None, asked: str
+) -> None:
+    found = standing(order)
+    decisions = {
+        "drain": drain(found),
+        "sticky": drain(found, sticky=True),
+        "undrain": ordering.undrain(found),
+        "end": ordering.end(found, by="me"),
+    }
+    decision = decisions[asked]
+    if isinstance(decision, Refuse):
+        assert found.given is not None
+        return
+    after = {Give: getattr(decision, "order", None), Leave: found.given, TakeBack: None}[type(decision)]
+    wanted = {"sticky": "drain", "undrain": "serve"}.get(asked, asked)
+    assert meaning(after, "inc-1") == wanted
+    if asked == "sticky":
+        assert meaning(after, "the next start") == "drain"
+    if isinstance(decision, Give):
+        assert codec.decode("orders/p0", codec.encode(decision.order)) == decision.order
 
 
 @pytest.mark.parametrize(
