@@ -18,8 +18,10 @@ from typing import Final, TypeVar
 import httpx
 
 from pdcore.beside import running_beside
+from pdcore.config import StoreAccess
 from pdcore.errors import StoreError
 from pdcore.registry.etcd.driver import EtcdStore
+from pdcore.registry.etcd.identity import NOBODY, Identity
 from pdcore.registry.follower import RECONCILE_S, Follower, FollowerStatistics
 from pdcore.registry.registrar_messages import RegistrarSpec
 from pdcore.registry.registration import Registration
@@ -27,12 +29,12 @@ from pdcore.registry.store import Store
 from pdcore.topology.keys import Keyspace, instance
 from pdcore.topology.records import InstanceRecord
 from pdcore.topology.topology import build
-from tests.cluster.account import Balance, Witness, Writer, balance
+from tests.support.account import Balance, Witness, Writer, balance
 from tests.support.cluster import START_S, Router
 from tests.support.etcd_cluster import EtcdCluster
 from tests.support.etcd_server import EtcdServer
 from tests.support.eventually import eventually
-from tests.support.fake_engines import COMPLETION, FakeEngine, Script, answer
+from tests.support.fake_engines import COMPLETION, FakeEngine, answer
 from tests.support.network import Relay
 from tests.support.parents import rank
 from tests.support.processes import free_port
@@ -199,12 +201,12 @@ async def staged(
     directory: Path,
     *,
     store: Store,
-    store_url: str,
+    access: StoreAccess,
     admin: Store,
     ttl_s: int = TTL_S,
     reconcile_s: float = RECONCILE_S,
 ) -> AsyncIterator[Stage]:
-    """Everything at work on a store that runs. The follower uses ``store``; registrar and router ``store_url``."""
+    """Everything at work on a store that runs. The follower uses ``store``; registrar and router ``access``."""
     witness = Witness()
     async with AsyncExitStack() as opened:
         for one in (store, admin):
@@ -212,12 +214,12 @@ async def staged(
         follower = Follower(store, KEYSPACE, reconcile_s=reconcile_s)
         follower.subscribe(witness)
         await opened.enter_async_context(follower)
-        engine = await opened.enter_async_context(FakeEngine([_answering()]))
-        registration = await opened.enter_async_context(Registration(_spec(store_url, ttl_s)))
+        engine = await opened.enter_async_context(_engine())
+        registration = await opened.enter_async_context(Registration(_spec(access, ttl_s)))
         await registration.claim()
         rank_pid = opened.enter_context(rank(registration))
         registration.put(_record(engine.url), {FIRST: rank_record(INCARNATION)})
-        router = opened.enter_context(_router(store_url, directory))
+        router = opened.enter_context(_router(access, directory))
         await asyncio.to_thread(router.wait_ready, START_S)
         writer, client = Writer(admin, KEYSPACE), Client(router.url)
         await opened.enter_async_context(running_beside(writer.run()))
@@ -228,23 +230,29 @@ async def staged(
         yield stage
 
 
-def _answering() -> Script:
-    """One answer for completions and for whoever asks how we are."""
-    return answer(200, {**COMPLETION, "status": "ok", "incarnation": INCARNATION})
+def _engine() -> FakeEngine:
+    """Answers every completion, and says who it is when asked how it is."""
+    health = answer(200, {"status": "ok", "incarnation": INCARNATION})
+    return FakeEngine([answer(200, COMPLETION)], health=health)
 
 
-def _spec(store_url: str, ttl_s: int) -> RegistrarSpec:
-    return spec(store_url, INCARNATION, ttl_s=ttl_s, role="unified", log_level="warning")
+def _spec(access: StoreAccess, ttl_s: int) -> RegistrarSpec:
+    return spec(access.url, INCARNATION, store=access, ttl_s=ttl_s, role="unified", log_level="warning")
 
 
 def _record(url: str) -> InstanceRecord:
     return replace(instance_record(INCARNATION, url=url), role="unified", protocol="unified")
 
 
-def _router(store_url: str, directory: Path) -> Router:
+def _router(access: StoreAccess, directory: Path) -> Router:
     port = free_port()
-    arguments = ["--store", store_url, "--cluster", KEYSPACE.cluster, "--port", str(port)]
-    return Router([sys.executable, "-m", "pdcore.router", *arguments], directory / "router.log", port)
+    arguments = ["--store", access.url, "--cluster", KEYSPACE.cluster, "--port", str(port)]
+    environ = {}
+    if access.user is not None and access.password is not None:
+        arguments += ["--store-user", access.user]
+        environ["PDCORE_STORE_PASSWORD"] = access.password
+    command = [sys.executable, "-m", "pdcore.router", *arguments]
+    return Router(command, directory / "router.log", port, environ=environ)
 
 
 ServerT = TypeVar("ServerT", EtcdServer, EtcdCluster)
@@ -265,7 +273,7 @@ async def one_member(directory: Path, *flags: str) -> AsyncIterator[tuple[EtcdSe
     """A stage on a single etcd, everybody connected to it directly."""
     async with started(EtcdServer(directory, extra=flags)) as server:
         admin, store = impatient(server.endpoint), reaching(server.endpoint)
-        async with staged(directory, store=store, store_url=server.url, admin=admin) as stage:
+        async with staged(directory, store=store, access=access_to(server.endpoint), admin=admin) as stage:
             yield server, stage
 
 
@@ -274,7 +282,7 @@ async def one_member_behind_a_relay(directory: Path) -> AsyncIterator[tuple[Etcd
     """A stage on a single etcd that follower, registrar and router reach through a relay, ``admin`` directly."""
     async with started(EtcdServer(directory)) as server, Relay.to(server.endpoint) as relay:
         admin, store = impatient(server.endpoint), reaching(relay.endpoint)
-        async with staged(directory, store=store, store_url=f"etcd://{relay.endpoint}", admin=admin) as stage:
+        async with staged(directory, store=store, access=access_to(relay.endpoint), admin=admin) as stage:
             yield server, relay, stage
 
 
@@ -283,13 +291,20 @@ async def three_members(directory: Path) -> AsyncIterator[tuple[EtcdCluster, Sta
     """A stage on three etcd members; the follower begins with the first."""
     async with started(EtcdCluster(directory)) as cluster:
         admin, store = impatient(*cluster.endpoints), reaching(*cluster.endpoints)
-        async with staged(directory, store=store, store_url=cluster.url, admin=admin) as stage:
+        async with staged(directory, store=store, access=access_to(*cluster.endpoints), admin=admin) as stage:
             yield cluster, stage
 
 
-def reaching(*endpoints: str) -> Store:
-    return EtcdStore(endpoints, timeout_s=3.0, first=0)
+def access_to(*endpoints: str, user: str | None = None, password: str | None = None) -> StoreAccess:
+    """As somebody's settings say it."""
+    return StoreAccess(url="etcd://" + ",".join(endpoints), timeout_s=3.0, user=user, password=password)
 
 
-def impatient(*endpoints: str) -> Store:
-    return EtcdStore(endpoints, timeout_s=1.0)
+def reaching(*endpoints: str, identity: Identity = NOBODY) -> Store:
+    """A follower's store, beginning with the first."""
+    return EtcdStore(endpoints, timeout_s=3.0, first=0, identity=identity)
+
+
+def impatient(*endpoints: str, identity: Identity = NOBODY) -> Store:
+    """A writer's store, which had rather try again."""
+    return EtcdStore(endpoints, timeout_s=1.0, identity=identity)

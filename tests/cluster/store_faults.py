@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from pdcore.registry.etcd.identity import Identity
 from pdcore.registry.store import Delete
 from pdcore.topology import keys
 from tests.cluster.stage import (
@@ -16,6 +20,8 @@ from tests.cluster.stage import (
     KEYSPACE,
     TTL_S,
     Result,
+    Stage,
+    access_to,
     impatient,
     one_member,
     one_member_behind_a_relay,
@@ -25,19 +31,19 @@ from tests.cluster.stage import (
     three_members,
 )
 from tests.registry.faulty_store import FaultyStore
+from tests.registry.store_contract import compact_etcd
+from tests.support.etcd_auth import PASSWORD, USER, add_user, switch_on
 from tests.support.etcd_cluster import (
     EtcdCluster,
-    compact,
-    etcdctl,
     reclaim_space,
     restore_snapshot,
-    save_snapshot,
 )
 from tests.support.etcd_server import EtcdServer
 from tests.support.eventually import eventually
 from tests.support.network import Relay
 
 RECONCILE_S: Final = 4.0
+TOKEN_S: Final = 2
 STORE_ID: Final = KEYSPACE.view + keys.STORE_ID
 
 
@@ -85,7 +91,7 @@ async def data_wiped(directory: Path) -> Result:
 async def restored(directory: Path, *, by_the_runbook: bool) -> Result:
     """An hour-old snapshot comes back, and is written to until its revisions are beyond what was followed."""
     async with one_member_behind_a_relay(directory) as (server, relay, stage):
-        await asyncio.to_thread(save_snapshot, server.endpoint, directory / "snapshot")
+        await asyncio.to_thread(server.etcdctl, "snapshot", "save", str(directory / "snapshot"))
         await asyncio.sleep(1)
         await stage.start_afresh()
         followed = stage.follower.topology.revision
@@ -94,7 +100,7 @@ async def restored(directory: Path, *, by_the_runbook: bool) -> Result:
         await asyncio.to_thread(restore_snapshot, directory / "snapshot", server)
         await asyncio.to_thread(server.start)
         if by_the_runbook:
-            etcdctl(server.endpoint, "del", STORE_ID)
+            server.etcdctl("del", STORE_ID)
         while (await stage.writer.write()).revision <= followed + 20:
             pass
         stage.writer.acknowledged.clear()
@@ -115,7 +121,7 @@ async def compacted_while_cut_off(directory: Path) -> Result:
         relay.refuse()
         await stage.notices(BLIND_S)
         await asyncio.sleep(2)
-        await asyncio.to_thread(compact, server.endpoint)
+        await asyncio.to_thread(compact_etcd, server.endpoint, (await stage.writer.write()).revision)
         relay.allow()
         await stage.is_back(time.monotonic())
         return await stage.conclude()
@@ -124,8 +130,8 @@ async def compacted_while_cut_off(directory: Path) -> Result:
 async def black_hole(directory: Path) -> Result:
     async with started(EtcdCluster(directory)) as cluster, Relay.to(cluster.endpoints[0]) as relay:
         ways = (relay.endpoint, *cluster.endpoints[1:])
-        admin, url = impatient(*cluster.endpoints), "etcd://" + ",".join(ways)
-        async with staged(directory, store=reaching(*ways), store_url=url, admin=admin) as stage:
+        admin, access = impatient(*cluster.endpoints), access_to(*ways)
+        async with staged(directory, store=reaching(*ways), access=access, admin=admin) as stage:
             relay.pause()
             await asyncio.sleep(25)
             relay.resume()
@@ -163,7 +169,7 @@ async def keys_deleted(directory: Path) -> Result:
         assert len(own) == 3
         began = time.monotonic()
         for key in own:
-            await asyncio.to_thread(etcdctl, server.endpoint, "del", key)
+            await asyncio.to_thread(server.etcdctl, "del", key)
         await stage.keys_are_back(began, before)
         return await stage.conclude()
 
@@ -181,7 +187,7 @@ async def no_space(directory: Path) -> Result:
             assert stage.follower.last_error is None, "reads go on"
             await asyncio.sleep(0.1)
         assert len(stage.writer.acknowledged) == written, "every put is refused"
-        await asyncio.to_thread(reclaim_space, server.endpoint)
+        await asyncio.to_thread(reclaim_space, server)
         await stage.is_back(time.monotonic())
         return await stage.conclude()
 
@@ -189,9 +195,9 @@ async def no_space(directory: Path) -> Result:
 async def _is_full(server: EtcdServer) -> bool:
     filling = ("put", "/elsewhere", "x" * 100_000)
     try:
-        await asyncio.to_thread(etcdctl, server.endpoint, *filling)
-    except AssertionError as refused:
-        return "space exceeded" in str(refused)
+        await asyncio.to_thread(server.etcdctl, *filling)
+    except subprocess.CalledProcessError as refused:
+        return "space exceeded" in str(refused.stderr)
     return False
 
 
@@ -199,7 +205,7 @@ async def event_dropped(directory: Path) -> Result:
     async with started(EtcdServer(directory)) as server:
         store, admin = FaultyStore(reaching(server.endpoint)), impatient(server.endpoint)
         async with staged(
-            directory, store=store, store_url=server.url, admin=admin, reconcile_s=RECONCILE_S
+            directory, store=store, access=access_to(server.endpoint), admin=admin, reconcile_s=RECONCILE_S
         ) as stage:
             await stage.start_afresh()
             store.drop_revisions = 1
@@ -208,3 +214,44 @@ async def event_dropped(directory: Path) -> Result:
             await eventually(lambda: stage.follower.repairs_total, 15.0, "the dropped event is repaired")
             stage.back_s = time.monotonic() - began
             return await stage.conclude()
+
+
+@asynccontextmanager
+async def asking_for_users(
+    directory: Path, *flags: str, from_the_start: bool
+) -> AsyncIterator[tuple[EtcdServer, Relay, Stage]]:
+    """A stage behind a relay on which everybody has a login, which etcd asks for sooner or later."""
+    async with started(EtcdServer(directory, extra=flags)) as server, Relay.to(server.endpoint) as relay:
+        await asyncio.to_thread(add_user, server, "/pdcore/")
+        if from_the_start:
+            await asyncio.to_thread(switch_on, server)
+        known = Identity(user=USER, password=PASSWORD)
+        admin = impatient(server.endpoint, identity=known)
+        store = reaching(relay.endpoint, identity=known)
+        access = access_to(relay.endpoint, user=USER, password=PASSWORD)
+        async with staged(directory, store=store, access=access, admin=admin) as stage:
+            yield server, relay, stage
+
+
+async def auth_switched_on(directory: Path) -> Result:
+    """Watches and leases go on; the next connection of each needs a login."""
+    async with asking_for_users(directory, from_the_start=False) as (server, relay, stage):
+        await asyncio.to_thread(switch_on, server)
+        switched = time.monotonic()
+        await stage.is_back(switched)
+        await asyncio.sleep(TTL_S)
+        relay.cut()
+        await stage.is_back(time.monotonic())
+        return await stage.conclude()
+
+
+async def token_expired(directory: Path) -> Result:
+    """Nobody but the registrar has shown a token for longer than it lasts, when every connection is cut."""
+    flags = ("--auth-token-ttl", str(TOKEN_S))
+    async with asking_for_users(directory, *flags, from_the_start=True) as (_, relay, stage):
+        stage.writer.paused = True
+        await asyncio.sleep(3 * TOKEN_S)
+        relay.cut()
+        stage.writer.paused = False
+        await stage.is_back(time.monotonic())
+        return await stage.conclude()

@@ -117,9 +117,9 @@ async def test_ten_routers_at_rest_write_nothing(cluster: Cluster) -> None:
     engine = cluster.engine("unified")
     await asyncio.to_thread(engine.wait_ready, START_S)
     await eventually(partial(everybody_is_registered, cluster), START_S, "every router registered")
-    before = revision_of(cluster.etcd.endpoint)
+    before = revision_of(cluster.etcd)
     await asyncio.sleep(IDLE_S)
-    grown = revision_of(cluster.etcd.endpoint) - before
+    grown = revision_of(cluster.etcd) - before
     figures.show(f"{ROUTERS} routers at rest for {IDLE_S:.0f} s", revisions=grown)
     assert not grown
 

@@ -79,6 +79,8 @@ ROWS: Final = (
     Row("all leases revoked in 100 ms", store_faults.leases_revoked, back_s=KEYS_BACK_S),
     Row("every own key deleted with etcdctl", store_faults.keys_deleted, back_s=KEYS_BACK_S),
     Row("no space: every put refused for 7 s", store_faults.no_space),
+    Row("auth switched on while running", store_faults.auth_switched_on),
+    Row("tokens expired", store_faults.token_expired),
     Row(
         "one watch event dropped, then silence",
         store_faults.event_dropped,

@@ -16,7 +16,6 @@ import pytest
 from pdcore.topology.keys import Keyspace
 from tests.cluster import figures
 from tests.support.cluster import Cluster
-from tests.support.etcd_cluster import etcdctl
 from tests.support.eventually import eventually_now
 
 pytestmark = [pytest.mark.cluster]
@@ -85,7 +84,5 @@ async def test_no_request_fails_through_a_pause_that_costs_every_lease(cluster: 
 def leases(cluster: Cluster) -> set[int]:
     """What the instances' and routers' records hang on."""
     prefix = Keyspace(cluster=cluster.cluster).view
-    listed = msgspec.json.decode(
-        etcdctl(cluster.etcd.endpoint, "get", "--prefix", prefix, "--write-out=json")
-    )
+    listed = msgspec.json.decode(cluster.etcd.etcdctl("get", "--prefix", prefix, "--write-out=json"))
     return {entry["lease"] for entry in listed["kvs"] if "lease" in entry}

@@ -35,8 +35,16 @@ class Served(ChildProcess):
 
     at_rest_zero: ClassVar[frozenset[str]] = frozenset()
 
-    def __init__(self, arguments: list[str], log: Path, port: int, host: str = HERE) -> None:
-        super().__init__(arguments, log, environ={"PDCORE_TORCH_THREADS": "1"})
+    def __init__(
+        self,
+        arguments: list[str],
+        log: Path,
+        port: int,
+        host: str = HERE,
+        *,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(arguments, log, environ={"PDCORE_TORCH_THREADS": "1", **(environ or {})})
         self.port = port
         self.url = f"http://{host}:{port}"
 

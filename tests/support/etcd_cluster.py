@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import msgspec
 
@@ -16,61 +12,34 @@ from tests.support.etcd_server import START_S, TRIES, EtcdServer
 from tests.support.eventually import eventually_now
 from tests.support.processes import free_port
 
-CALL_S: Final = 20.0
 
-
-def etcdctl(endpoint: str, *arguments: str, within_s: float = CALL_S) -> str:
-    """What ``etcdctl`` prints; AssertionError with its words when it fails."""
-    done = subprocess.run(
-        ["etcdctl", f"--endpoints={endpoint}", *arguments],
-        env={**os.environ, "ETCDCTL_API": "3"},
-        capture_output=True,
-        text=True,
-        timeout=within_s,
-    )
-    assert done.returncode == 0, f"etcdctl {' '.join(arguments)}: {done.stderr}{done.stdout}"
-    return done.stdout
-
-
-def status(endpoint: str) -> dict[str, Any]:
+def status(server: EtcdServer) -> dict[str, Any]:
     """The member's own status: ids, leader, raft term, revision, size."""
-    (answer,) = msgspec.json.decode(etcdctl(endpoint, "endpoint", "status", "--write-out=json"))
+    (answer,) = msgspec.json.decode(server.etcdctl("endpoint", "status", "--write-out=json"))
     found: dict[str, Any] = answer["Status"]
     return found
 
 
-def revision_of(endpoint: str) -> int:
+def revision_of(server: EtcdServer) -> int:
     """The store's revision."""
-    return int(status(endpoint)["header"]["revision"])
-
-
-def compact(endpoint: str, revision: int | None = None) -> None:
-    """Forget every revision before ``revision``, the current one unless given."""
-    etcdctl(endpoint, "compact", str(revision or revision_of(endpoint)), "--physical")
-
-
-def save_snapshot(endpoint: str, file: Path) -> None:
-    """What a backup job runs."""
-    etcdctl(endpoint, "snapshot", "save", str(file))
+    return int(status(server)["header"]["revision"])
 
 
 def restore_snapshot(file: Path, server: EtcdServer) -> None:
     """Replace the data of a ``server`` that is down by ``file``'s."""
-    assert not server.child.running, "stop it first"
-    shutil.rmtree(server.data)
+    server.wipe()
     peer = next(flag for flag in server.child.arguments if flag.startswith("member="))
-    etcdctl(
-        server.endpoint,
+    server.etcdctl(
         *("snapshot", "restore", str(file), "--data-dir", str(server.data), "--name", "member"),
         *("--initial-cluster", peer, "--initial-advertise-peer-urls", peer.removeprefix("member=")),
     )
 
 
-def reclaim_space(endpoint: str) -> None:
+def reclaim_space(server: EtcdServer) -> None:
     """What ends a space alarm: compact, defragment, disarm."""
-    compact(endpoint)
-    etcdctl(endpoint, "defrag")
-    etcdctl(endpoint, "alarm", "disarm")
+    server.etcdctl("compact", str(revision_of(server)), "--physical")
+    server.etcdctl("defrag")
+    server.etcdctl("alarm", "disarm")
 
 
 class EtcdCluster:
@@ -100,9 +69,9 @@ class EtcdCluster:
         raise AssertionError(f"no cluster of {self._size} etcd members starts")
 
     def stop(self) -> None:
-        """SIGTERM all of them and wait."""
-        with ThreadPoolExecutor(self._size) as pool:
-            list(pool.map(EtcdServer.stop, self.members))
+        """SIGKILL all of them: one that is asked to end waits for others to take over."""
+        for member in self.members:
+            member.kill()
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -116,11 +85,8 @@ class EtcdCluster:
 
     def leader(self) -> int:
         """The index of the member that leads."""
-        found = status(self.endpoints[0])
-        if found["header"]["member_id"] == found["leader"]:
-            return 0
-        rest = [status(endpoint)["header"]["member_id"] for endpoint in self.endpoints[1:]]
-        return 1 + rest.index(found["leader"])
+        found = [status(member) for member in self.members]
+        return [one["header"]["member_id"] for one in found].index(found[0]["leader"])
 
     def _reserved(self, directory: Path) -> tuple[EtcdServer, ...]:
         peers = [f"http://127.0.0.1:{free_port()}" for _ in range(self._size)]
