@@ -66,11 +66,11 @@ class Follower:
     """Keeps :attr:`topology` equal to the keyspace while its ``async with`` block lasts.
 
     ``store`` is open and belongs to the caller. Mutable state: ``_topology`` (replaced in ``_replace`` only),
-    ``_position`` (complete up to it), ``_connections`` (how many there were), ``_passed`` (what this one has delivered,
-    as far as the store's word goes), ``_confirmed`` (what of that is believed), ``_doubt`` (why the next connection
-    must list, None to resume), ``_touched`` (keys changed since a reconcile began listing), ``_heard`` and
-    ``_changed`` (set and replaced with every message and every new topology). It is changed between two awaits, so
-    no lock is needed.
+    ``_position`` (complete up to it), ``_passed`` (what this connection has delivered, as far as the store's word
+    goes; 0 without one), ``_confirmed`` (what of that is believed), ``_breaks`` (how many connections ended),
+    ``_doubt`` (why the next one must list, None to resume), ``_touched`` (keys changed since a reconcile began
+    listing), ``_heard`` and ``_changed`` (set and replaced with every message and every new topology). It is changed
+    between two awaits, so no lock is needed.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Follower:
         self._position = 0
         self._passed = 0
         self._confirmed = 0
-        self._connections = 0
+        self._breaks = 0
         self._alive_at: float | None = None
         self._doubt: str | None = "nothing was listed yet"
         self._touched: set[str] | None = None
@@ -165,9 +165,9 @@ class Follower:
                 if self._passed < revision:
                     await self._heard.wait()
                     continue
-                connection = self._connections
+                breaks = self._breaks
                 await self._clock.sleep(CONFIRM_S)
-                if self._connections == connection:
+                if self._breaks == breaks:
                     self._confirmed = max(self._confirmed, revision)
         return self.revision
 
@@ -212,6 +212,8 @@ class Follower:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _note_break(self, error: StoreError) -> None:
+        self._breaks += 1
+        self._passed = 0
         if self.last_error is None:
             self.reconnects_total += 1
         if self.last_error != str(error):
@@ -225,9 +227,7 @@ class Follower:
         resumed = self._doubt is None
         if not resumed:
             await self._relist()
-        self._connections += 1
-        self._passed = self._position
-        self._wake()
+        self._note_passed(self._position)
         first_pause_s = self._random.uniform(0, SPREAD_S) if resumed else self._reconcile_pause_s()
         async with (
             self._store.watch(self._view, self._position) as messages,
@@ -279,9 +279,6 @@ class Follower:
 
     def _note_passed(self, revision: int) -> None:
         self._passed = max(self._passed, revision)
-        self._wake()
-
-    def _wake(self) -> None:
         self._heard.set()
         self._heard = asyncio.Event()
 

@@ -193,7 +193,7 @@ async def test_a_router_that_starts_while_the_store_is_away_serves_from_its_cach
         listed = {key: Stored(codec.encode(one), 5) for key, one in found.items()}
         cache.write(file, build(listed, 5), SPACE.cluster)
         store = f"etcd://127.0.0.1:{free_port()}"
-        with Process(tmp_path, store, "--view-cache", str(file)) as process:
+        with Process(tmp_path, store, "--store-timeout-s", "0.5", "--view-cache", str(file)) as process:
             await process.wait_status("/ready", 200)
             async with httpx.AsyncClient(trust_env=False, timeout=20) as client:
                 for _ in range(3):

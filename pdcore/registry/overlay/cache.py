@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -34,11 +34,14 @@ OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _log = logger(__name__)
 
 
+_Revision = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     v: int
     cluster: str
-    revision: int
-    keys: dict[str, tuple[str, int]]
+    revision: _Revision
+    keys: dict[str, tuple[str, _Revision]]
 
 
 class NoCache(PdcoreError):
