@@ -160,7 +160,7 @@ class RoomTable:
         return min(firsts, default=float("inf"))
 
     def _overdue(self, now: float) -> Iterator[int]:
-        return (room for room, _ in takewhile(lambda item: item[1] <= now, list(self._doomed.items())))
+        return (room for room, _ in takewhile(lambda item: item[1] <= now, self._doomed.items()))
 
     def _refresh(self, now: float) -> None:
         old = list(takewhile(lambda item: item[1] + self._refresh_s <= now, self._standing.items()))
