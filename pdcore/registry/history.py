@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from pdcore.errors import Compacted
 from pdcore.registry.journal.reader import JournalReader, NotKept
-from pdcore.registry.journal.replay import Step
+from pdcore.registry.journal.replay import Replayer, Step
 from pdcore.registry.journal.stream import Stream
 from pdcore.registry.store import Revision, Snapshot, Store, WatchMessage
 from pdcore.topology.events import Event, diff
@@ -106,7 +106,9 @@ class History:
         """
         now = await self.now()
         if revision is None:
-            revision = await self._oldest(now) or now.revision
+            revision = await self._oldest(now)
+            if revision is None:
+                raise NotKept("this store keeps no history, and there is no journal: --redis names one")
         self._refuse_future(revision, now)
         topology, steps = await self._base(revision, now)
         async for step in steps:
@@ -118,45 +120,51 @@ class History:
             yield _told(topology, now, now.revision, None, lost, True)
 
     async def _base(self, revision: int, now: Topology) -> tuple[Topology, AsyncIterator[Step]]:
-        """The view at ``revision``, and the steps from there; the journal is asked first, because it knows when."""
+        """The view at ``revision`` and the steps from there: the journal's where it has them, because it knows when."""
         journal = self._journal(now)
-        if journal is not None:
-            try:
-                replayer = await journal.replayed(revision)
-            except NotKept:
-                pass
-            else:
-                base = build(replayer.keys, revision)
-                return base, self._journal_steps(journal, journal.steps(replayer), now)
+        beginning = None if journal is None else await journal.beginning()
+        if journal is None or beginning is None:
+            return await self._store_base(revision, now), self._recalled(revision, now.revision)
+        if revision < beginning.revision:
+            base = await self._store_base(revision, now)
+            return base, self._recalled_and_journaled(revision, beginning.revision, journal, now)
+        replayer = await journal.replayed(revision)
+        return build(replayer.keys, revision), self._journaled(journal, replayer, now)
+
+    async def _store_base(self, revision: int, now: Topology) -> Topology:
         remembered = await self._listed_at(revision)
         if remembered is None:
             raise await self._not_kept(revision, now)
-        return remembered, self._recalled(revision, now)
+        return remembered
 
-    async def _journal_steps(
-        self, journal: JournalReader, steps: AsyncIterator[Step], now: Topology
+    async def _recalled_and_journaled(
+        self, after: int, beginning: int, journal: JournalReader, now: Topology
     ) -> AsyncIterator[Step]:
-        """The journal's steps, then those of the store that the journal does not have yet."""
-        last = 0
-        async for step in steps:
-            last = step.revision
+        async for step in self._recalled(after, beginning):
+            yield step
+        async for step in self._journaled(journal, await journal.replayed(beginning), now):
+            yield step
+
+    async def _journaled(self, journal: JournalReader, after: Replayer, now: Topology) -> AsyncIterator[Step]:
+        """The journal's steps behind ``after``, then those of the store that the journal does not have yet."""
+        async for step in journal.steps(after):
             yield step
         end = await journal.end()
-        if end is not None and self._memory is not None:
-            async for step in self._recalled(max(last, end.revision), now):
+        if end is not None:
+            async for step in self._recalled(max(after.revision, end.revision), now.revision):
                 yield step
 
-    async def _recalled(self, after: int, now: Topology) -> AsyncIterator[Step]:
-        """The store's own steps behind ``after`` up to ``now``, as far as it still knows them."""
-        if self._memory is None or after >= now.revision:
+    async def _recalled(self, after: int, until: int) -> AsyncIterator[Step]:
+        """The store's own steps behind ``after`` up to ``until``, as far as it still knows them."""
+        if self._memory is None or after >= until:
             return
         try:
             async with self._memory.recall(self._view, after) as messages:
                 await anext(messages)  # connected
                 async for message in messages:
-                    if isinstance(message, Revision) and message.revision <= now.revision:
+                    if isinstance(message, Revision) and message.revision <= until:
                         yield self._step(message)
-                    if message.revision >= now.revision:
+                    if message.revision >= until:
                         return
         except Compacted:
             return  # whoever folds the steps sees what is missing

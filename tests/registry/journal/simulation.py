@@ -83,7 +83,7 @@ class Weather:
         """Take some time, and fail now and then."""
         await turns(self.random.choice((0, 0, 1, 2, 5)))
         while self.stalled:
-            await asyncio.sleep(0)
+            await turns(1)
         if self.bad and self.random.random() < 0.02:
             raise StoreUnavailable("the weather is bad")
 

@@ -12,7 +12,7 @@ from pdcore.registry.journal.replay import Replayer
 from pdcore.registry.journal.stream import Stream
 from pdcore.topology.topology import Stored, Topology, build
 from tests.registry.journal.model import Journal, ModelStream
-from tests.registry.journal.simulation import KEYSPACE, Truth, World, turns
+from tests.registry.journal.simulation import Truth, World, turns
 
 STEPS = 60
 
