@@ -126,7 +126,7 @@ def end(standing: Standing, *, by: str) -> Decision:
     if record is None:
         return Refuse(sentence=_unknown(standing))
     order = OrderRecord(kind="end", incarnation=record.incarnation, sticky=False, by=by)
-    if given is not None and _same(given, order):
+    if given is not None and meaning(given, record.incarnation) == "end":
         return Leave(order=given, sentence=f"{name} is ordered to end already, by {given.by}")
     if given is not None and binds_every_start(given):
         return Refuse(
@@ -160,10 +160,6 @@ def _unknown(standing: Standing) -> str:
 
 def _binds_as_much(given: OrderRecord, order: OrderRecord) -> bool:
     return binds_every_start(given) or (not order.sticky and given.incarnation == order.incarnation)
-
-
-def _same(given: OrderRecord, order: OrderRecord) -> bool:
-    return (given.kind, given.incarnation, given.sticky) == (order.kind, order.incarnation, order.sticky)
 
 
 def _is_still(key: str, stored: Stored | None) -> Condition:
