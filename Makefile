@@ -3,11 +3,11 @@ SHELL := bash
 export PDCORE_VENV ?= .venv
 BIN := $(PDCORE_VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-ROUNDS ?= 10
+ROUNDS ?= 1
 PARALLEL ?= -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo up test check shape test-cluster soak bench
+.PHONY: help setup system demo up test check shape test-cluster soak bench bench-registry
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -36,11 +36,14 @@ test: setup system ## everything that needs no accelerator and no hours (ARGS=..
 	@$(BIN)/pdcore demo-model
 	@OMP_NUM_THREADS=1 $(PYTEST) -m "not cluster and not device" $(PARALLEL) $(ARGS)
 
-test-cluster: setup system ## long fault runs
-	@$(PYTEST) -m cluster -o faulthandler_timeout=600 $(ARGS)
+test-cluster: setup system ## long fault runs (ROUNDS=10 for ten times the same)
+	@for round in $$(seq $(ROUNDS)); do $(PYTEST) -m cluster -o faulthandler_timeout=600 $(ARGS) || exit 1; done
 
-soak: setup system ## the fault runs again and again (ROUNDS=10)
-	@for round in $$(seq $(ROUNDS)); do echo "round $$round of $(ROUNDS)"; $(PYTEST) -m cluster -x -o faulthandler_timeout=600 $(ARGS) || exit 1; done
+soak: setup system ## registrations and rooms by the ten thousand: does anything grow? (at most 20 minutes)
+	@$(BIN)/python -m bench soak $(ARGS)
 
 bench: setup system ## figures of this machine
 	@$(BIN)/python -m bench $(ARGS)
+
+bench-registry: setup system ## the registry's: latency, and 1,000 instances of 16 ranks (4 minutes)
+	@$(BIN)/python -m bench registry $(ARGS)

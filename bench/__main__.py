@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from bench import registry, serving, transfer_bandwidth
+from bench import registry, serving, soak, transfer_bandwidth
 from bench.progress import step
 
 
@@ -19,8 +19,10 @@ def main() -> int:
             return 0
         case "registry":
             return registry.main(arguments)
+        case "soak":
+            return soak.main(arguments)
         case _:
-            print(f"bench: no such subject: {subject}; one of serving, registry", file=sys.stderr)
+            print(f"bench: no such subject: {subject}; one of serving, registry, soak", file=sys.stderr)
             return 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -22,13 +23,20 @@ class Figure:
 
     @property
     def ratio(self) -> float:
-        """The value by the reference."""
-        return self.value / self.reference if self.reference else float(self.value > 0)
+        """The value by the reference; nothing by nothing is 0, anything else by it is endless."""
+        if self.reference:
+            return self.value / self.reference
+        return math.inf if self.value else 0.0
 
     @property
     def met(self) -> bool:
         """Whether the ratio is one that will do."""
         return self.wanted is None or self.ratio <= self.wanted
+
+    def document(self) -> dict[str, object]:
+        """As a JSON object; an endless ratio is null."""
+        ratio = self.ratio if math.isfinite(self.ratio) else None
+        return asdict(self) | {"ratio": ratio, "met": self.met}
 
 
 def limit(name: str, value: float, unit: str, at_most: float) -> Figure:
@@ -39,7 +47,7 @@ def limit(name: str, value: float, unit: str, at_most: float) -> Figure:
 def show(figures: Sequence[Figure], *, as_json: bool) -> int:
     """Print ``figures``; the exit status: 1 when one is not met."""
     if as_json:
-        print(json.dumps([asdict(one) | {"ratio": one.ratio, "met": one.met} for one in figures]))
+        print(json.dumps([one.document() for one in figures]))
     else:
         _print_table([("figure", "measured", "", "beside", "", "ratio", "wanted", ""), *map(_row, figures)])
     return 0 if all(one.met for one in figures) else 1

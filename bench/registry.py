@@ -36,6 +36,7 @@ from bench.registry_processes import (
 from pdcore.registry.etcd.driver import EtcdStore
 from pdcore.registry.store import Put, Store
 from pdcore.topology.keys import Keyspace
+from pdcore.topology.records import State
 from tests.support.cluster import Cluster, Router
 from tests.support.eventually import eventually
 
@@ -124,7 +125,7 @@ async def alternating(bench: Bench, router: Router, raw: RawWatch) -> None:
     sent_router, sent_raw = {}, {}
     value = b"x" * 700  # as long as an instance's record
     for number in range(bench.puts):
-        state = "serving" if number // bench.fleet.size % 2 else "draining"
+        state: State = "serving" if number // bench.fleet.size % 2 else "draining"
         at = time.time()
         sent_router[await bench.fleet.say(number % bench.fleet.size, state)] = at
         await asyncio.sleep(PAUSE_S)

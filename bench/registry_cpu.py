@@ -13,7 +13,7 @@ import gc
 import os
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from bench.registry_fleet import Fleet
 from pdcore import telemetry
@@ -29,6 +29,7 @@ from pdcore.router.lifecycle import Lifecycle
 from pdcore.router.upstream import HttpxUpstream
 from pdcore.topology import codec, keys
 from pdcore.topology.keys import Keyspace, RankId, RankPosition
+from pdcore.topology.records import State
 from pdcore.topology.topology import build
 from tests.support import fleet as records
 
@@ -62,7 +63,7 @@ async def _replayed(snapshot: Snapshot, keyspace: Keyspace, answers: Sequence[by
     async with Follower(replay, keyspace) as follower, AsyncExitStack() as stack:
         await follower.wait_until(lambda topology: bool(topology.instances), SYNC_S)
         if router:
-            await stack.enter_async_context(_subscribed(follower))
+            await stack.enter_async_context(subscribed(follower))
         gc.collect()
         gc.freeze()  # as a router does
         before = time.process_time()
@@ -91,17 +92,12 @@ class Replay(MemoryStore):
         """From the snapshot."""
         return self._snapshot.entries.get(key)
 
-    def watch(
-        self, prefix: str, after_revision: int
-    ) -> AbstractAsyncContextManager[AsyncIterator[WatchMessage]]:
-        """The answers."""
-        return self._watch(after_revision)
-
     @asynccontextmanager
-    async def _watch(self, after_revision: int) -> AsyncIterator[AsyncIterator[WatchMessage]]:
-        yield self._messages(after_revision)
+    async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[AsyncIterator[WatchMessage]]:
+        """The answers."""
+        yield self._read(after_revision)
 
-    async def _messages(self, after_revision: int) -> AsyncIterator[WatchMessage]:
+    async def _read(self, after_revision: int) -> AsyncIterator[WatchMessage]:
         grouper = RevisionGrouper(after_revision)
         yield Alive(after_revision)
         await self.go.wait()
@@ -114,7 +110,7 @@ class Replay(MemoryStore):
 
 
 @asynccontextmanager
-async def _subscribed(follower: Follower) -> AsyncIterator[None]:
+async def subscribed(follower: Follower) -> AsyncIterator[None]:
     """What a router's process does on events."""
     serving = assemble(
         load(RouterConfig, ROUTER, {}, section="router"),
@@ -143,7 +139,7 @@ def state_answers(fleet: Fleet, keyspace: Keyspace, first_revision: int, count: 
     found = []
     for at in range(count):
         number = at % fleet.size
-        state = "serving" if at // fleet.size % 2 else "draining"
+        state: State = "serving" if at // fleet.size % 2 else "draining"
         value = codec.encode(fleet.record(number, state))
         found.append(_answer(keyspace, keys.instance(fleet.instance_id(number)), value, first_revision + at))
     return found
