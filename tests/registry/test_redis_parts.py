@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import redis.exceptions as raised
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.config import StoreAccess
@@ -47,6 +47,8 @@ from pdcore.registry.store import (
 )
 
 pytestmark = pytest.mark.unit
+
+few = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +166,7 @@ def test_who_follows_a_prefix_reads_the_areas_that_can_hold_it(prefix: str, area
     assert areas_of(prefix) == areas
 
 
+@few
 @given(st.text(st.sampled_from("/asidev"), max_size=24), st.integers(0, 24))
 def test_every_prefix_of_a_key_reads_the_key_s_area(key: str, length: int) -> None:
     area = areas_of(key + "/" * 4)[0]  # a whole key lies in one
@@ -172,6 +175,7 @@ def test_every_prefix_of_a_key_reads_the_key_s_area(key: str, length: int) -> No
         assert area in areas_of(key[:length])
 
 
+@few
 @given(st.text(max_size=3), st.text(max_size=6))
 def test_bounds_hold_exactly_the_keys_under_a_prefix(prefix: str, key: str) -> None:
     first, last = prefix_bounds(prefix)
@@ -244,6 +248,7 @@ def _read(stream: list[Entry], position: int, limit: int) -> list[Entry]:
     return [entry for entry in stream if entry.revision > position][:limit]
 
 
+@few
 @given(SHARES, st.integers(1, 4), st.integers(1, 30), st.integers(0, 30))
 def test_areas_read_in_batches_come_out_as_whole_revisions_in_order(
     shares: Shares, limit: int, start: int, gap: int
@@ -260,6 +265,7 @@ def test_areas_read_in_batches_come_out_as_whole_revisions_in_order(
     assert seen == [Revision(revision, expected[revision]) for revision in sorted(expected)]
 
 
+@few
 @given(SHARES, st.integers(1, 4), st.integers(1, 30), st.data())
 def test_what_was_trimmed_is_noticed(shares: Shares, limit: int, start: int, data: st.DataObject) -> None:
     streams = _streams(shares)

@@ -36,11 +36,14 @@ async def watch_prefix(
 ) -> AsyncIterator[AsyncIterator[WatchMessage]]:
     """See :meth:`pdcore.registry.store.Store.watch`."""
     address = parse_redis_url(access.url, "store").address
-    # A client that keeps its connection: reconnecting by itself, it would skip the comparison at the beginning.
-    async with closing(open_redis(access, "store")) as pool, pool.client() as redis:
-        watch = Watch(redis, address, prefix, after_revision, access.timeout_s, patience)
-        async with aclosing(watch.messages()) as messages:
-            yield messages
+    async with closing(open_redis(access, "store")) as pool:
+        async with redis_call(address, access.timeout_s):
+            # A client that keeps its connection: one that reconnects by itself would skip the comparison at the start.
+            own = await pool.client().initialize()
+        async with closing(own) as redis:
+            watch = Watch(redis, address, prefix, after_revision, access.timeout_s, patience)
+            async with aclosing(watch.messages()) as messages:
+                yield messages
 
 
 class Watch:

@@ -28,13 +28,13 @@ local function current_revision()
   return tonumber(redis.call('HGET', STORE, 'revision') or 1)
 end
 
--- A server that was restarted may have lost its newest revisions. Going on far behind them keeps their numbers from
--- being given to other changes, whoever still knows them.
+-- A server that was restarted may have lost its newest revisions, and whoever saw them still knows their numbers. So
+-- that no other change gets one of these, revisions go on from the server's clock, in microseconds.
 local function begin_timeline(run, timeline)
   local last = redis.call('HGET', STORE, 'revision')
   local first = 1
   if last then
-    first = tonumber(last) + JUMP
+    first = math.max(1000 * now_ms(), tonumber(last) + JUMP)
     redis.call('ZADD', HOLES, whole(first), last)
     redis.call('ZREMRANGEBYRANK', HOLES, 0, -1 - KEPT_HOLES)
   end
