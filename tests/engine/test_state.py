@@ -39,6 +39,22 @@ def test_health_follows_the_phase_and_phases_go_one_way(
     assert leader(*phases).health() == (status, {"status": health, "instance_id": "u", "incarnation": "i"})
 
 
+def test_who_was_called_off_can_be_called_back_and_who_ends_cannot() -> None:
+    state = leader("serving", announced=True)
+    assert not state.call_back()
+    assert state.call_off("ordered")
+    assert (state.phase, state.why, state.announced, state.ending) == ("draining", "ordered", False, False)
+    assert not state.call_off("again")
+    assert state.call_back()
+    assert (state.phase, state.announced) == ("serving", False)
+    for phase in ("draining", "failed"):
+        ending = leader("serving")
+        ending.call_off("ordered")
+        ending.enter(phase, "it ends")
+        assert (ending.call_back(), ending.phase, ending.why) == (False, phase, "it ends")
+    assert not leader().call_off("not even serving")
+
+
 def test_it_is_ready_once_it_serves_and_everybody_can_know_it() -> None:
     assert leader("serving", announced=True).readiness() == (200, {"ready": True})
     for state in (leader(), leader("serving"), leader("serving", "draining", announced=True)):
