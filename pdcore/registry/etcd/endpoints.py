@@ -21,8 +21,7 @@ LEAST_ATTEMPT_S: Final = 0.05
 RETRY_PAUSE_S: Final = (0.02, 0.1)
 
 # Keep-alive alone does not notice a stopped server, the ping timeout does; a server closes connections that ping more
-# often than every 5 s. Short reconnect back-offs: the callers have their own. The least one is also how long making a
-# connection may take, TLS included. No HTTP proxy between us and the store.
+# often than every 5 s. Short reconnect back-offs: the callers have their own. No HTTP proxy between us and the store.
 _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
@@ -30,7 +29,6 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
@@ -58,7 +56,14 @@ class Endpoints:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self.addresses = addresses
-        self._options = (*_OPTIONS, ("grpc.max_receive_message_length", max_message_bytes))
+        self._options = (
+            *_OPTIONS,
+            (
+                "grpc.min_reconnect_backoff_ms",
+                int(timeout_s * 1000),
+            ),  # how long connecting may take, TLS included
+            ("grpc.max_receive_message_length", max_message_bytes),
+        )
         self.timeout_s = timeout_s
         # Nobody named: a fleet spreads over the members.
         self._index = random.randrange(len(addresses)) if first is None else first
