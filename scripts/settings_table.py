@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from pdcore.config import COMMON, ENGINE, LISTEN, ROUTER, UP
+from pdcore.config import COMMON, ENGINE, FACADE, LISTEN, ROUTER, UP
 from pdcore.config.setting import Setting
 
 TABLES: Final = (
@@ -13,6 +13,7 @@ TABLES: Final = (
     ("Engines and routers", LISTEN),
     ("Engine", [setting for setting in ENGINE if setting not in (*COMMON, *LISTEN)]),
     ("Router", [setting for setting in ROUTER if setting not in (*COMMON, *LISTEN)]),
+    ("Foreign prefill engine", [setting for setting in FACADE if setting not in COMMON]),
     ("`pdcore up`, `pdcore demo`", [setting for setting in UP if setting not in COMMON]),
 )
 

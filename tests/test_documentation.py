@@ -14,11 +14,12 @@ import click
 import pytest
 
 from pdcore.cli import main
-from pdcore.config import ENGINE, ROUTER
+from pdcore.config import ENGINE, FACADE, ROUTER
 
 ROOT: Final = Path(__file__).parent.parent
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS: Final = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+SETTINGS: Final = {"pdcore.engine": ENGINE, "pdcore.router": ROUTER, "pdcore.registry.facade": FACADE}
 FIRST_SCREEN_LINES: Final = 30
 COMMAND: Final = re.compile(r"`((?:make |pdcore |python -m pdcore)[^`\n]*)`")
 FENCED: Final = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -83,7 +84,7 @@ def _check_pdcore(arguments: list[str]) -> None:
 def _check_module(arguments: list[str]) -> None:
     assert arguments[0] == "-m"
     assert importlib.util.find_spec(f"{arguments[1]}.__main__") is not None
-    known = {setting.flag for setting in (ENGINE if "engine" in arguments[1] else ROUTER)}
+    known = {setting.flag for setting in SETTINGS[arguments[1]]}
     assert {word for word in arguments if word.startswith("--")} <= known
 
 
