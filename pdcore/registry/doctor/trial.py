@@ -39,13 +39,13 @@ async def try_store(store: Store, keyspace: Keyspace) -> Trial:
     put_s = event_s = whole = None
     try:
         view = await store.list(keyspace.view)
-        whole = await _is_history_whole(store, keyspace)
         lease = await store.grant(LEASE_S)
         try:
             prefix = f"{keyspace.side}doctor/{secrets.token_hex(8)}/"
             puts = [Put(f"{prefix}{number}", b"{}", lease) for number in range(PUTS)]
             put_s = statistics.median([await _timed_put(store, put) for put in puts])
             event_s = await _timed_event(store, Put(f"{prefix}event", b"{}", lease), prefix)
+            whole = await _is_history_whole(store, prefix)
         finally:
             await store.revoke(lease)
     except (StoreError, TimeoutError) as error:
@@ -72,13 +72,15 @@ async def _timed_event(store: Store, put: Put, prefix: str) -> float:
     raise TimeoutError
 
 
-async def _is_history_whole(store: Store, keyspace: Keyspace) -> bool | None:
-    """Whether a watch from the very beginning is still possible."""
+async def _is_history_whole(store: Store, prefix: str) -> bool | None:
+    """Whether a watch from the very beginning still finds what was written below ``prefix``."""
     try:
-        async with asyncio.timeout(EVENT_S), store.watch(f"{keyspace.side}doctor/", 0) as messages:
-            await anext(messages)
-        return True
+        async with asyncio.timeout(EVENT_S), store.watch(prefix, 0) as messages:
+            async for message in messages:
+                if isinstance(message, Revision):
+                    return True
     except Compacted:
         return False
     except TimeoutError:
         return None
+    return None

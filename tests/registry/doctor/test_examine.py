@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -45,6 +47,15 @@ async def test_a_healthy_etcd_is_used_and_nothing_stays(shared_etcd: EtcdServer)
     assert {"reachable", "alarms", "leader", "members", "version", "size", "put", "event"} <= found.keys()
     async with open_store(access(shared_etcd.url)) as store:
         assert not (await store.list(SPACE.root)).entries
+
+
+async def test_a_compacted_etcd_is_told_from_one_that_keeps_everything(small_etcd: EtcdServer) -> None:
+    assert (
+        "not needed yet" in by_subject(await examine_store(access(small_etcd.url), SPACE))["compaction"].says
+    )
+    control = ["etcdctl", "--endpoints", small_etcd.endpoint, "compact", "4"]
+    subprocess.run(control, env={**os.environ, "ETCDCTL_API": "3"}, check=True, timeout=10)
+    assert "is compacted" in by_subject(await examine_store(access(small_etcd.url), SPACE))["compaction"].says
 
 
 async def test_a_full_etcd_is_found_by_its_alarm_and_by_use(small_etcd: EtcdServer) -> None:
