@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -11,7 +12,8 @@ from tests.support.docker_engine import DockerEngine, NoEngine, docker_engine
 from tests.support.etcd_container import etcd_container
 from tests.support.etcd_server import etcd_server, require_etcd
 
-pytest.register_assert_rewrite("tests.registry.store_contract")
+for contract in ("store_contract", "load_contract", "fault_contract"):
+    pytest.register_assert_rewrite(f"tests.registry.{contract}")
 
 
 @pytest.fixture(scope="session")
@@ -28,12 +30,19 @@ def engine() -> Iterator[DockerEngine | None]:
         yield None
 
 
-@pytest.fixture(scope="session")
-def contained_etcd(engine: DockerEngine | None) -> Iterator[str]:
-    """``host:port`` of an etcd in a container, or of a local one where there is no engine."""
+@contextmanager
+def fresh_etcd(engine: DockerEngine | None) -> Iterator[str]:
+    """``host:port`` of an empty etcd in a container, or of a local one where there is no engine."""
     if engine is None:
         with etcd_server() as server:
             yield server.endpoint
         return
     with etcd_container(engine) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def contained_etcd(engine: DockerEngine | None) -> Iterator[str]:
+    """``host:port`` of the run's etcd in a container."""
+    with fresh_etcd(engine) as endpoint:
         yield endpoint

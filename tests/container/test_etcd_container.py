@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.container.conftest import fresh_etcd
+from tests.registry.fault_contract import FaultContract
+from tests.registry.load_contract import LoadContract
 from tests.registry.store_contract import EtcdFactory, StoreContract
 from tests.support.cluster import Cluster
+from tests.support.docker_engine import DockerEngine
+from tests.support.network import Relay
 from tests.support.tiny_models import write_tiny_llama
 
 pytestmark = [pytest.mark.container, pytest.mark.slow]
@@ -21,8 +28,35 @@ def store_factory(contained_etcd: str) -> EtcdFactory:
     return EtcdFactory(contained_etcd)
 
 
-class TestEtcdInContainer(StoreContract):
-    """The suite against a server in a container."""
+class ReplaceableFactory(EtcdFactory):
+    """What ``relay`` leads to; ``fresh`` gives the address of another, empty server."""
+
+    def __init__(self, relay: Relay, fresh: Callable[[], str]) -> None:
+        super().__init__(relay.endpoint)
+        self._relay = relay
+        self._fresh = fresh
+
+    async def cut(self) -> None:
+        """See :class:`~tests.registry.fault_contract.FaultyStoreFactory`."""
+        self._relay.cut()
+
+    async def wipe(self) -> None:
+        """See :class:`~tests.registry.fault_contract.FaultyStoreFactory`."""
+        self._relay.lead_to(await asyncio.to_thread(self._fresh))
+        self._relay.cut()
+
+
+@pytest.fixture
+async def faulty_factory(
+    engine: DockerEngine | None, contained_etcd: str
+) -> AsyncIterator[ReplaceableFactory]:
+    with ExitStack() as servers:
+        async with Relay.to(contained_etcd) as relay:
+            yield ReplaceableFactory(relay, lambda: servers.enter_context(fresh_etcd(engine)))
+
+
+class TestEtcdInContainer(StoreContract, LoadContract, FaultContract):
+    """The suites against a server in a container."""
 
 
 @pytest.fixture

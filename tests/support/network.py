@@ -76,6 +76,11 @@ class Relay:
         """Reset every connection once that many more bytes went to clients, in all; then serve new ones."""
         self._budget = to_client_bytes
 
+    def lead_to(self, endpoint: str) -> None:
+        """Pass connections to come on to this ``host:port`` instead."""
+        host, _, port = endpoint.rpartition(":")
+        self._target = (host, int(port))
+
     def refuse(self) -> None:
         """Reset every connection, and new ones as they come."""
         self._refusing = True
