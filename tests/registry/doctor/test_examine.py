@@ -41,6 +41,13 @@ def small_etcd() -> Iterator[EtcdServer]:
         yield server
 
 
+def compact(etcd: EtcdServer, revision: str) -> None:
+    control = ["etcdctl", "--endpoints", etcd.endpoint, "compact", revision]
+    subprocess.run(
+        control, env={**os.environ, "ETCDCTL_API": "3"}, check=True, capture_output=True, timeout=10
+    )
+
+
 async def test_a_healthy_etcd_is_used_and_nothing_stays(shared_etcd: EtcdServer) -> None:
     found = by_subject(await examine_store(access(shared_etcd.url), SPACE))
     assert {name for name in found if found[name].level == "fail"} == set()
@@ -53,8 +60,7 @@ async def test_a_compacted_etcd_is_told_from_one_that_keeps_everything(small_etc
     assert (
         "not needed yet" in by_subject(await examine_store(access(small_etcd.url), SPACE))["compaction"].says
     )
-    control = ["etcdctl", "--endpoints", small_etcd.endpoint, "compact", "4"]
-    subprocess.run(control, env={**os.environ, "ETCDCTL_API": "3"}, check=True, timeout=10)
+    compact(small_etcd, "4")
     assert "is compacted" in by_subject(await examine_store(access(small_etcd.url), SPACE))["compaction"].says
 
 
