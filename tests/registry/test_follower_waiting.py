@@ -41,7 +41,7 @@ async def test_a_view_has_the_revision_of_its_own_write_as_soon_as_its_event_is_
 
 async def test_a_write_elsewhere_is_known_once_the_store_says_so() -> None:
     store = memory()
-    async with follower_of(store) as follower:
+    async with follower_of(store, reconcile_s=1e9) as follower:
         await follower.wait_until(has(), WITHIN_S)
         elsewhere = await store.commit((), (Put(Keyspace(cluster="followed").side + "x", b"1"),))
         assert await follower.wait_for(elsewhere.revision, WITHIN_S) >= elsewhere.revision

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -225,3 +227,46 @@ def test_the_memo_asks_once_per_version_and_stays_bounded() -> None:
     for who in ("p", "p", "q", "q", "r", "p"):
         memo(instances[who], instances["d"])
     assert asked == ["p", "q", "r", "p"]
+
+
+@dataclass(frozen=True)
+class Doubted:
+    suspects: frozenset[str] = frozenset()
+    gone: Mapping[str, str] = field(default_factory=dict)
+
+
+def doubted(topology: Topology, *suspects: str, want: Want = WANT, **gone: str) -> Pick | NoPair:
+    return pick(topology, want, Ledger(), rules(), Doubted(frozenset(suspects), gone))
+
+
+def test_suspects_come_last_and_as_few_of_them_as_can_be() -> None:
+    four = fleet({"p0": prefill(), "p1": prefill(), "d0": decode(), "d1": decode()})
+    for suspects, expected in (
+        (("p0", "d0"), "p1,d1"),
+        (("p0", "p1", "d0"), "p0,d1"),
+        (("d0", "d1"), "p0,d0"),
+        (("p0", "p1", "d0", "d1"), "p0,d0"),
+    ):
+        found = doubted(four, *suspects)
+        assert isinstance(found, Pick)
+        assert found.name == expected
+    busy = Want(model=MODEL, excluded={("d1", "i1"): "full"})
+    found = doubted(four, "d0", want=busy)
+    assert isinstance(found, Pick)
+    assert found.name == "p0,d0"
+
+
+def test_a_confirmed_unified_instance_comes_before_a_pair_with_a_suspect() -> None:
+    one = record("unified", "http://127.0.0.1:3")
+    found = doubted(fleet({"p": prefill(), "d": decode(), "u": one}), "d")
+    assert isinstance(found, Pick)
+    assert found.name == "u"
+    last = doubted(fleet({"p": prefill(), "d": decode(), "u": one}), "d", "u")
+    assert isinstance(last, Pick)
+    assert last.name == "p,d"
+
+
+def test_who_is_gone_is_not_picked_and_the_reason_is_told() -> None:
+    found = doubted(fleet({"p": prefill(), "d": decode()}), d="it refuses connections")
+    assert isinstance(found, NoPair)
+    assert found.reasons["d"] == ("it refuses connections",)
