@@ -31,7 +31,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
-    """What `pdcore up` was asked for. ``port`` is the router's; 0 lets it pick."""
+    """What `pdcore up` was asked for. ``port`` is the router's; 0 lets it pick. ``redis`` is for journal and rooms."""
 
     cluster: str
     model: Path
@@ -42,6 +42,7 @@ class ClusterPlan:
     drain_timeout_s: float
     log_format: LogFormat
     log_level: str
+    redis: StoreAccess | None = None
 
     @property
     def instance_ids(self) -> tuple[str, ...]:
@@ -61,7 +62,7 @@ def router(plan: ClusterPlan, access: StoreAccess) -> Member:
     """The one router of ``plan``."""
     flags = {"port": str(plan.port), "router-id": ROUTER_NAME}
     argv = _python("router", {**_shared(plan, access), **flags})
-    return Member(name=ROUTER_NAME, argv=argv, secrets=_secrets(access))
+    return Member(name=ROUTER_NAME, argv=argv, secrets=_secrets(plan, access))
 
 
 def _engine(plan: ClusterPlan, access: StoreAccess, role: Role, instance_id: str) -> Member:
@@ -76,19 +77,13 @@ def _engine(plan: ClusterPlan, access: StoreAccess, role: Role, instance_id: str
     if plan.model_name is not None:
         flags["model-name"] = plan.model_name
     argv = _python("engine", {**_shared(plan, access), **flags})
-    return Member(name=instance_id, argv=argv, secrets=_secrets(access))
+    return Member(name=instance_id, argv=argv, secrets=_secrets(plan, access))
 
 
 def _shared(plan: ClusterPlan, access: StoreAccess) -> dict[str, str]:
-    login = {
-        "store-user": access.user,
-        "store-ca": access.ca,
-        "store-cert": access.cert,
-        "store-key": access.key,
-    }
     return {
-        "store": access.url,
-        **{flag: value for flag, value in login.items() if value is not None},
+        **_reaching("store", access),
+        **({} if plan.redis is None else _reaching("redis", plan.redis)),
         "cluster": plan.cluster,
         "host": HOST,
         "drain-timeout-s": f"{plan.drain_timeout_s:g}",
@@ -97,9 +92,19 @@ def _shared(plan: ClusterPlan, access: StoreAccess) -> dict[str, str]:
     }
 
 
-def _secrets(access: StoreAccess) -> dict[str, str]:
+def _reaching(setting: str, access: StoreAccess) -> dict[str, str]:
+    login = {"user": access.user, "ca": access.ca, "cert": access.cert, "key": access.key}
+    given = {f"{setting}-{name}": value for name, value in login.items() if value is not None}
+    return {setting: access.url, **given}
+
+
+def _secrets(plan: ClusterPlan, access: StoreAccess) -> dict[str, str]:
     """What may be known to us from a file that the members do not read, and must not be on a command line."""
-    return {} if access.password is None else {"PDCORE_STORE_PASSWORD": access.password}
+    passwords = {
+        "PDCORE_STORE_PASSWORD": access.password,
+        "PDCORE_REDIS_PASSWORD": None if plan.redis is None else plan.redis.password,
+    }
+    return {variable: password for variable, password in passwords.items() if password is not None}
 
 
 def _python(package: Literal["engine", "router"], flags: dict[str, str]) -> tuple[str, ...]:

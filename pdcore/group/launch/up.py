@@ -78,6 +78,7 @@ def plan_of(config: UpConfig) -> ClusterPlan:
         drain_timeout_s=config.drain_timeout_s,
         log_format=config.log_format,
         log_level=config.log_level,
+        redis=config.redis_access,
     )
 
 

@@ -162,3 +162,14 @@ def test_a_login_reaches_every_member_and_its_password_no_command_line() -> None
         assert member.secrets == {"PDCORE_STORE_PASSWORD": "hunter2"}
         assert "hunter2" not in f"{member!r} {member.argv} {access!r}"
     assert router(PLAN, STORE).secrets == {}
+
+
+def test_the_redis_beside_the_store_reaches_every_member() -> None:
+    redis = StoreAccess(url="redis://127.0.0.1:4002", timeout_s=3, user="r", password="hunter2", ca="/tls/ca")
+    plan = replace(PLAN, redis=redis)
+    for member in (*engines(plan, STORE), router(plan, STORE)):
+        assert flag(member.argv, "redis") == redis.url
+        assert (flag(member.argv, "redis-user"), flag(member.argv, "redis-ca")) == ("r", "/tls/ca")
+        assert member.secrets == {"PDCORE_REDIS_PASSWORD": "hunter2"}
+        assert "hunter2" not in f"{member!r} {member.argv}"
+    assert "--redis" not in router(PLAN, STORE).argv
