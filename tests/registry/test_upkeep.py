@@ -11,6 +11,7 @@ import pytest
 from pdcore.errors import Superseded
 from pdcore.registry.claiming import Refused
 from pdcore.registry.desired import Fence
+from pdcore.registry.instance_keys import DEPARTURE_TTL_S
 from pdcore.registry.memory import MemoryStore
 from pdcore.registry.processes import Processes
 from pdcore.registry.registrar_messages import PARENT, Leave, Start, Want
@@ -265,6 +266,16 @@ async def test_the_parents_death_withdraws_everything_and_ends_the_loop() -> Non
     await on.upkeep.run()
     assert (await on.view()).keys() == {DEPARTURE}
     assert await reason_in(on) == "died"
+
+
+async def test_a_departure_is_remembered_for_a_minute() -> None:
+    on = await registered(bench())
+    on.processes.exited |= {PARENT}
+    await on.upkeep.run()
+    on.clock.time += DEPARTURE_TTL_S - 1
+    assert DEPARTURE in await on.view()
+    on.clock.time += 2
+    assert DEPARTURE not in await on.view()
 
 
 async def test_leaving_before_anything_stood_ends_without_the_store() -> None:
