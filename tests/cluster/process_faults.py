@@ -15,7 +15,7 @@ from typing import Final
 from pdcore.registry.registrar_messages import RegistrarSpec
 from pdcore.topology import keys
 from pdcore.topology.keys import RankId
-from tests.cluster.stage import BLIND_S, TTL_S, Result, Stage, one_member
+from tests.cluster.stage import BLIND_S, TTL_S, Result, Stage, apart, one_member
 from tests.support.eventually import eventually
 from tests.support.parents import Parent, has_ended, parent
 from tests.support.registrations import FIRST, spec
@@ -57,7 +57,7 @@ async def stopped_and_replaced(directory: Path) -> Result:
 @asynccontextmanager
 async def a_parent(spec: RegistrarSpec) -> AsyncIterator[Parent]:
     """A registered instance of another process."""
-    with parent(spec) as running:
+    async with apart(parent(spec)) as running:
         await asyncio.to_thread(running.wait_registered)
         yield running
 

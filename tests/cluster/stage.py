@@ -10,7 +10,7 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
@@ -47,6 +47,8 @@ TTL_S: Final = 5
 BLIND_S: Final = 8.0
 """The longest that a follower may not notice that it follows no more."""
 ASK_EVERY_S: Final = 0.1
+FRESH_S: Final = 1.0
+"""A connection unused for longer is not used again: the other side may be closing it."""
 WARM: Final = 50
 AFTERWARDS_S: Final = 2.0
 """How long everything goes on after a fault, so that what it broke shows."""
@@ -62,7 +64,11 @@ class Client:
     failures: list[str] = field(default_factory=list)
 
     async def run(self) -> None:
-        async with httpx.AsyncClient(timeout=10, trust_env=False) as client, asyncio.TaskGroup() as group:
+        limits = httpx.Limits(keepalive_expiry=FRESH_S)
+        async with (
+            httpx.AsyncClient(timeout=10, limits=limits, trust_env=False) as client,
+            asyncio.TaskGroup() as group,
+        ):
             due = time.monotonic()
             while True:
                 group.create_task(self._ask(client))
@@ -219,7 +225,7 @@ async def staged(
         await registration.claim()
         rank_pid = opened.enter_context(rank(registration))
         registration.put(_record(engine.url), {FIRST: rank_record(INCARNATION)})
-        router = opened.enter_context(_router(access, directory))
+        router = await opened.enter_async_context(apart(_router(access, directory)))
         await asyncio.to_thread(router.wait_ready, START_S)
         writer, client = Writer(admin, KEYSPACE), Client(router.url)
         await opened.enter_async_context(running_beside(writer.run()))
@@ -255,23 +261,23 @@ def _router(access: StoreAccess, directory: Path) -> Router:
     return Router(command, directory / "router.log", port, environ=environ)
 
 
-ServerT = TypeVar("ServerT", EtcdServer, EtcdCluster)
+ThingT = TypeVar("ThingT")
 
 
 @asynccontextmanager
-async def started(server: ServerT) -> AsyncIterator[ServerT]:
-    """The same, running while the block lasts."""
+async def apart(thing: AbstractContextManager[ThingT]) -> AsyncIterator[ThingT]:
+    """The same, but nobody waits for its beginning and end who is not concerned."""
+    entered = await asyncio.to_thread(thing.__enter__)
     try:
-        await asyncio.to_thread(server.start)
-        yield server
+        yield entered
     finally:
-        await asyncio.to_thread(server.stop)
+        await asyncio.to_thread(thing.__exit__, None, None, None)
 
 
 @asynccontextmanager
 async def one_member(directory: Path, *flags: str) -> AsyncIterator[tuple[EtcdServer, Stage]]:
     """A stage on a single etcd, everybody connected to it directly."""
-    async with started(EtcdServer(directory, extra=flags)) as server:
+    async with apart(EtcdServer(directory, extra=flags)) as server:
         admin, store = impatient(server.endpoint), reaching(server.endpoint)
         async with staged(directory, store=store, access=access_to(server.endpoint), admin=admin) as stage:
             yield server, stage
@@ -280,7 +286,7 @@ async def one_member(directory: Path, *flags: str) -> AsyncIterator[tuple[EtcdSe
 @asynccontextmanager
 async def one_member_behind_a_relay(directory: Path) -> AsyncIterator[tuple[EtcdServer, Relay, Stage]]:
     """A stage on a single etcd that follower, registrar and router reach through a relay, ``admin`` directly."""
-    async with started(EtcdServer(directory)) as server, Relay.to(server.endpoint) as relay:
+    async with apart(EtcdServer(directory)) as server, Relay.to(server.endpoint) as relay:
         admin, store = impatient(server.endpoint), reaching(relay.endpoint)
         async with staged(directory, store=store, access=access_to(relay.endpoint), admin=admin) as stage:
             yield server, relay, stage
@@ -289,7 +295,7 @@ async def one_member_behind_a_relay(directory: Path) -> AsyncIterator[tuple[Etcd
 @asynccontextmanager
 async def three_members(directory: Path) -> AsyncIterator[tuple[EtcdCluster, Stage]]:
     """A stage on three etcd members; the follower begins with the first."""
-    async with started(EtcdCluster(directory)) as cluster:
+    async with apart(EtcdCluster(directory)) as cluster:
         admin, store = impatient(*cluster.endpoints), reaching(*cluster.endpoints)
         async with staged(directory, store=store, access=access_to(*cluster.endpoints), admin=admin) as stage:
             yield cluster, stage

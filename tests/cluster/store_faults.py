@@ -22,12 +22,12 @@ from tests.cluster.stage import (
     Result,
     Stage,
     access_to,
+    apart,
     impatient,
     one_member,
     one_member_behind_a_relay,
     reaching,
     staged,
-    started,
     three_members,
 )
 from tests.registry.faulty_store import FaultyStore
@@ -128,7 +128,7 @@ async def compacted_while_cut_off(directory: Path) -> Result:
 
 
 async def black_hole(directory: Path) -> Result:
-    async with started(EtcdCluster(directory)) as cluster, Relay.to(cluster.endpoints[0]) as relay:
+    async with apart(EtcdCluster(directory)) as cluster, Relay.to(cluster.endpoints[0]) as relay:
         ways = (relay.endpoint, *cluster.endpoints[1:])
         admin, access = impatient(*cluster.endpoints), access_to(*ways)
         async with staged(directory, store=reaching(*ways), access=access, admin=admin) as stage:
@@ -202,7 +202,7 @@ async def _is_full(server: EtcdServer) -> bool:
 
 
 async def event_dropped(directory: Path) -> Result:
-    async with started(EtcdServer(directory)) as server:
+    async with apart(EtcdServer(directory)) as server:
         store, admin = FaultyStore(reaching(server.endpoint)), impatient(server.endpoint)
         async with staged(
             directory, store=store, access=access_to(server.endpoint), admin=admin, reconcile_s=RECONCILE_S
@@ -221,7 +221,7 @@ async def asking_for_users(
     directory: Path, *flags: str, from_the_start: bool
 ) -> AsyncIterator[tuple[EtcdServer, Relay, Stage]]:
     """A stage behind a relay on which everybody has a login, which etcd asks for sooner or later."""
-    async with started(EtcdServer(directory, extra=flags)) as server, Relay.to(server.endpoint) as relay:
+    async with apart(EtcdServer(directory, extra=flags)) as server, Relay.to(server.endpoint) as relay:
         await asyncio.to_thread(add_user, server, "/pdcore/")
         if from_the_start:
             await asyncio.to_thread(switch_on, server)

@@ -15,6 +15,7 @@ import pytest
 
 from pdcore.topology.keys import Keyspace
 from tests.cluster import figures
+from tests.cluster.stage import FRESH_S
 from tests.support.cluster import Cluster
 from tests.support.eventually import eventually_now
 
@@ -36,7 +37,7 @@ class OpenLoop:
     slowest_s: float = 0.0
 
     async def run(self, seconds: float) -> None:
-        limits = httpx.Limits(max_connections=None)
+        limits = httpx.Limits(keepalive_expiry=FRESH_S)
         async with httpx.AsyncClient(timeout=30, limits=limits, trust_env=False) as client:
             began = time.monotonic()
             async with asyncio.TaskGroup() as group:
