@@ -28,7 +28,8 @@ def event_line(event: Event, time_ms: int | None) -> str:
     """One event."""
     fields = event.log_fields()
     fields["coalesced"] = event.coalesced or None
-    return _columns(event.revision, time_ms, str(fields["event"]), _subject(fields), _details(fields))
+    subject = _quoted(_subject(fields))
+    return _columns(event.revision, time_ms, str(fields["event"]), subject, _details(fields))
 
 
 def document_lines(told: Told) -> Iterator[str]:
@@ -73,4 +74,4 @@ def _details(fields: dict[str, object]) -> str:
 
 def _quoted(text: str) -> str:
     """Bare when nothing in it could be taken for something else; nothing in it moves a terminal's cursor."""
-    return text if text.isprintable() and text and not set(text) & set(' "=') else json.dumps(text)
+    return text if text.isprintable() and not set(text) & set(' "=') else json.dumps(text)
