@@ -136,6 +136,7 @@ async def alternating(bench: Bench, router: Router, raw: RawWatch) -> None:
         lambda: sent_router.keys() <= events_of(router).keys(), SETTLE_S, "all events in the log"
     )
     after = cpu_s(router.pid), cpu_s(raw.pid)
+    await bench.fleet.each(bench.fleet.serve)
     ours, theirs = delays(sent_router, events_of(router)), delays(sent_raw, raw.ended())
     for percent, wanted in ((50, 1.5), (99, 2.0)):
         bench.figures.append(

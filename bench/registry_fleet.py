@@ -66,6 +66,10 @@ class Fleet:
         await self._put(number, records)
         await self._put(number, {own: self.record(number, "serving")})
 
+    async def serve(self, number: int) -> None:
+        """Say that it serves, whatever it said before."""
+        await self.say(number, "serving")
+
     async def say(self, number: int, state: State) -> int:
         """Write the instance's record with ``state``; the revision."""
         return await self._put(number, {keys.instance(self.instance_id(number)): self.record(number, state)})
