@@ -42,7 +42,7 @@ def leaders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Leaders]:
 
 @pytest.fixture(scope="module")
 def stays(leaders: Leaders) -> Engine:
-    """An instance that is never ordered anything."""
+    """An instance that is ordered nothing until the last test."""
     return leaders.start("unified")
 
 
@@ -107,7 +107,7 @@ def revision_of(router: Router) -> int:
 def hold(engine: Engine, ms: int) -> httpx.Response:
     """A request that ``engine`` holds until its budget ends."""
     headers = {"x-pdcore-remaining-ms": str(ms)}
-    return httpx.post(f"{engine.url}/generate", json=SILENT, headers=headers, timeout=20, trust_env=False)
+    return httpx.post(f"{engine.url}/generate", json=SILENT, headers=headers, timeout=90, trust_env=False)
 
 
 @contextmanager
@@ -152,8 +152,8 @@ def test_no_router_picks_a_drained_instance_after_the_revision(
         eventually_now(lambda: asked(engine) > 10 and asked(stays) > 10, 20, "both are asked")
         said = ordered(leaders, "drain", engine.instance_id)
         assert (said["changed"], said["incarnation"]) == (True, engine.incarnation)
-        eventually_now(lambda: all(revision_of(router) >= said["revision"] for router in routers), 5)
-        eventually_now(lambda: record(leaders, engine).get("drained"), 5, "what was on its way")
+        eventually_now(lambda: all(revision_of(router) >= said["revision"] for router in routers), 10)
+        eventually_now(lambda: record(leaders, engine).get("drained"), 10, "what was on its way")
         before, served = asked(engine), len(statuses)
         eventually_now(lambda: len(statuses) > served + 40, 20, "more traffic")
         assert asked(engine) == before
@@ -167,27 +167,6 @@ def test_no_router_picks_a_drained_instance_after_the_revision(
     assert (record(leaders, engine)["state"], "drained" in record(leaders, engine)) == ("serving", False)
 
 
-def test_a_drained_instance_finishes_what_it_has_and_leaves_as_drained(
-    leaders: Leaders, engine: Engine
-) -> None:
-    with ThreadPoolExecutor(1) as client:
-        held = client.submit(hold, engine, 1500)
-        eventually_now(lambda: engine.gauge("pdcore_engine_http_in_flight") == 1, 5, "a held request")
-        waited = pdcore(leaders, "drain", engine.instance_id, "--wait")
-        assert (waited.returncode, waited.stderr) == (0, "")
-        assert f"{engine.instance_id} drains (incarnation {engine.incarnation})" in waited.stdout
-        assert held.result(5).status_code == 504  # its own budget, not the drain's
-    assert (record(leaders, engine)["state"], record(leaders, engine)["drained"]) == ("draining", True)
-    shown = instance(leaders, "show", engine.instance_id)
-    assert "it takes no new requests and has finished those it had" in shown.stdout
-    assert f"ordered: drain incarnation {engine.incarnation}, by " in shown.stdout
-    assert ordered(leaders, "drain", engine.instance_id)["changed"] is False
-    engine.signal(signal.SIGTERM)
-    assert engine.wait(10) == 0
-    assert departure(leaders, engine) == "drained"
-    assert order(leaders, engine) is None
-
-
 def test_a_sticky_order_holds_for_the_next_start(leaders: Leaders, engine: Engine) -> None:
     first = engine.incarnation
     ordered(leaders, "drain", engine.instance_id, "--sticky")
@@ -199,19 +178,25 @@ def test_a_sticky_order_holds_for_the_next_start(leaders: Leaders, engine: Engin
     assert engine.wait_ready().incarnation != first
 
 
-def test_an_instance_ordered_to_end_is_killed_and_says_why(leaders: Leaders, engine: Engine) -> None:
-    children = psutil.Process(engine.pid).children()
-    refused = instance(leaders, "end", engine.instance_id)
-    assert (refused.exit_code, "--yes" in refused.output) == (2, True)
+def test_a_drained_instance_finishes_what_it_has_and_leaves_as_drained(
+    leaders: Leaders, engine: Engine
+) -> None:
     with ThreadPoolExecutor(1) as client:
-        held = client.submit(hold, engine, 15_000)
-        eventually_now(lambda: engine.gauge("pdcore_engine_http_in_flight") == 1, 5, "a held request")
-        ended = pdcore(leaders, "end", engine.instance_id, "--yes", "--wait")
-        assert (ended.returncode, ended.stderr) == (0, "")
-        assert held.result(5).status_code == 502
-    assert engine.wait(10) == 70
-    eventually_now(lambda: departure(leaders, engine) == "ordered", 5)
-    eventually_now(lambda: not any(child.is_running() for child in children), 5, "no process is left")
+        held = client.submit(hold, engine, 1500)
+        eventually_now(lambda: engine.gauge("pdcore_engine_http_in_flight") == 1, 10, "a held request")
+        waited = pdcore(leaders, "drain", engine.instance_id, "--wait")
+        assert (waited.returncode, waited.stderr) == (0, "")
+        assert f"{engine.instance_id} drains (incarnation {engine.incarnation})" in waited.stdout
+        assert held.result(20).status_code == 504  # its own budget, not the drain's
+    assert (record(leaders, engine)["state"], record(leaders, engine)["drained"]) == ("draining", True)
+    shown = instance(leaders, "show", engine.instance_id)
+    assert "it takes no new requests and has finished those it had" in shown.stdout
+    assert f"ordered: drain incarnation {engine.incarnation}, by " in shown.stdout
+    assert ordered(leaders, "drain", engine.instance_id)["changed"] is False
+    engine.signal(signal.SIGTERM)
+    assert engine.wait(10) == 0
+    assert departure(leaders, engine) == "drained"
+    assert order(leaders, engine) is None
 
 
 def test_an_unknown_instance_is_a_line_that_names_what_is_near(leaders: Leaders, stays: Engine) -> None:
@@ -229,3 +214,19 @@ def test_an_instance_is_shown_for_programs(leaders: Leaders, stays: Engine) -> N
     assert (shown["claim"], shown["order"], shown["departure"]) == (stays.incarnation, None, None)
     assert shown["instance"]["ready"] is True
     assert [(rank["position"], rank["standing"]) for rank in shown["ranks"]] == [("0.0.0", "present")]
+
+
+def test_an_instance_ordered_to_end_is_killed_and_says_why(leaders: Leaders, stays: Engine) -> None:
+    """The last one, because it ends the instance that the others leave alone."""
+    children = psutil.Process(stays.wait_ready().pid).children()
+    refused = instance(leaders, "end", stays.instance_id)
+    assert (refused.exit_code, "--yes" in refused.output) == (2, True)
+    with ThreadPoolExecutor(1) as client:
+        held = client.submit(hold, stays, 60_000)
+        eventually_now(lambda: stays.gauge("pdcore_engine_http_in_flight") == 1, 10, "a held request")
+        ended = pdcore(leaders, "end", stays.instance_id, "--yes", "--wait")
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert held.result(20).status_code == 502
+    assert stays.wait(10) == 70
+    eventually_now(lambda: departure(leaders, stays) == "ordered", 10)
+    eventually_now(lambda: not any(child.is_running() for child in children), 10, "no process is left")
