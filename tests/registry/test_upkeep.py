@@ -416,6 +416,19 @@ async def test_an_order_to_end_is_obeyed_at_the_next_check_and_withdraws_as_orde
     assert await reason_in(on) == "ordered"
 
 
+async def test_every_registrar_of_the_incarnation_obeys_and_leaves_the_order_to_the_others() -> None:
+    leader = await registered(bench())
+    other = bench(leader.memory, clock=leader.clock, claimed=True)
+    value = codec.encode(rank_record("a", 7003)).decode()
+    other.upkeep.want(Want(version=1, instance=None, ranks={"2.0.0": value}))
+    await other.settle()
+    await order(leader, "end", "a")
+    await other.next_check()
+    assert (await other.view()).keys() == {INSTANCE, RANK, RANK_2, ORDER, DEPARTURE}
+    await leader.next_check()
+    assert (await leader.view()).keys() == {ORDER, DEPARTURE}
+
+
 async def test_an_order_for_somebody_else_means_nothing_and_costs_one_read() -> None:
     on = await registered(bench())
     for kind in KINDS:
