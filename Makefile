@@ -36,7 +36,8 @@ test: setup system ## everything that needs no accelerator and no hours (ARGS=..
 	@$(BIN)/pdcore demo-model
 	@OMP_NUM_THREADS=1 $(PYTEST) -m "not cluster and not device" $(PARALLEL) $(ARGS)
 
-test-cluster: setup system ## long fault runs (ROUNDS=10 for ten times the same)
+test-cluster: setup ## long fault runs and their figures (ROUNDS=10 for ten times the same)
+	@scripts/install_system.sh cluster
 	@for round in $$(seq $(ROUNDS)); do $(PYTEST) -m cluster -o faulthandler_timeout=600 $(ARGS) || exit 1; done
 
 soak: setup system ## registrations and rooms by the ten thousand: does anything grow? (at most 20 minutes)

@@ -25,6 +25,9 @@ need etcd etcd-server etcd.service
 need etcdctl etcd-client
 need openssl openssl
 need redis-server redis-server redis-server.service
+if [ "${1:-}" = cluster ]; then
+    need ip iproute2
+fi
 if in_ci; then
     need dockerd docker.io docker.service docker.socket containerd.service
 fi
