@@ -130,8 +130,20 @@ async def test_a_running_watch_outlives_its_token(guarded: EtcdServer, store: St
         assert (await next_revision(messages)).revision == written
 
 
+async def test_a_watch_that_logs_in_again_leaves_no_stream_behind(guarded: EtcdServer, store: Store) -> None:
+    await store.get(KEY)
+    await asyncio.to_thread(forget_tokens, guarded)
+    async with store.watch(PREFIX, 1) as messages:
+        assert isinstance(await anext(messages), Alive)
+
+        def streams() -> float:
+            return guarded.metric("etcd_debugging_mvcc_watch_stream_total ")
+
+        await eventually(lambda: streams() == 1, WITHIN_S, "only the stream of the watch is open")
+
+
 async def test_signed_tokens_are_renewed_when_they_expire_or_the_users_changed(tmp_path: Path) -> None:
-    flags = await asyncio.to_thread(signed_tokens, tmp_path, "1s")
+    flags = await asyncio.to_thread(signed_tokens, tmp_path, "2s")
     with etcd_server(extra=(*CHEAP_LOGINS, *flags)) as server:
         add_user(server, PREFIX)
         switch_on(server)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import os
-import re
 import shutil
 import subprocess
 import tempfile
@@ -183,16 +182,17 @@ class EtcdServer:
 
     def calls(self, method: str) -> int:
         """How many calls of a remote procedure (``Range``, ``Authenticate`` …) it was sent so far."""
+        return int(self.metric(f'grpc_server_started_total{{grpc_method="{method}"'))
+
+    def metric(self, beginning: str) -> float:
+        """The sum of its metrics whose lines begin so."""
         connection = http.client.HTTPConnection("127.0.0.1", self._plain_port, timeout=2)
         try:
             connection.request("GET", "/metrics")
-            metrics = connection.getresponse().read().decode()
+            lines = connection.getresponse().read().decode().splitlines()
         finally:
             connection.close()
-        counts = re.findall(
-            rf'^grpc_server_started_total{{grpc_method="{method}".*}} (\S+)$', metrics, re.MULTILINE
-        )
-        return sum(int(float(count)) for count in counts)
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(beginning))
 
     def _arguments(self, peer_port: int) -> list[str]:
         scheme = "http" if self._tls is None else "https"
