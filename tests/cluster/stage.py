@@ -19,7 +19,6 @@ import httpx
 
 from pdcore.beside import running_beside
 from pdcore.config import StoreAccess
-from pdcore.errors import StoreError
 from pdcore.registry.etcd.driver import EtcdStore
 from pdcore.registry.etcd.identity import NOBODY, Identity
 from pdcore.registry.follower import RECONCILE_S, Follower, FollowerStatistics
@@ -28,8 +27,7 @@ from pdcore.registry.registration import Registration
 from pdcore.registry.store import Store
 from pdcore.topology.keys import Keyspace, instance
 from pdcore.topology.records import InstanceRecord
-from pdcore.topology.topology import build
-from tests.support.account import Balance, Witness, Writer, balance
+from tests.support.account import Account, Balance
 from tests.support.cluster import START_S, Router
 from tests.support.etcd_cluster import EtcdCluster
 from tests.support.etcd_server import EtcdServer
@@ -49,7 +47,6 @@ BLIND_S: Final = 8.0
 ASK_EVERY_S: Final = 0.1
 FRESH_S: Final = 1.0
 """A connection unused for longer is not used again: the other side may be closing it."""
-WARM: Final = 50
 AFTERWARDS_S: Final = 2.0
 """How long everything goes on after a fault, so that what it broke shows."""
 REQUEST: Final = {"model": "tiny", "prompt": "still there", "max_tokens": 1}
@@ -107,19 +104,19 @@ class Result:
 
 @dataclass(slots=True)
 class Stage:
-    """Everything at work. ``admin`` reaches the store by a way that no fault is put on."""
+    """Everything at work, and the figures so far."""
 
-    admin: Store
-    follower: Follower
-    writer: Writer
-    witness: Witness
+    account: Account
     registration: Registration
-    rank_pid: int
     router: Router
     client: Client
     registrars: set[int | None] = field(default_factory=set)
     noticed_s: float | None = None
     back_s: float | None = None
+
+    @property
+    def follower(self) -> Follower:
+        return self.account.follower
 
     def instance_stands(self) -> bool:
         """Whether the view has the instance, complete and serving."""
@@ -137,15 +134,10 @@ class Stage:
         await eventually(lambda: self.follower.last_error is not None, within_s, "the fault is noticed")
         self.noticed_s = time.monotonic() - began
 
-    async def is_back(self, since: float, within_s: float = 10.0) -> None:
-        """Wait until a write acknowledged after ``since`` is told."""
-
-        def told() -> bool:
-            write = self.writer.acknowledged.get(self.witness.newest)
-            return write is not None and write.at >= since
-
-        await eventually(told, within_s, "a write after the fault is told")
-        self.back_s = time.monotonic() - since
+    async def is_back(self, since: float) -> None:
+        """Wait until a write acknowledged after ``since`` is told; the longest of several counts."""
+        await self.account.goes_on(since)
+        self.back_s = max(self.back_s or 0.0, time.monotonic() - since)
 
     async def keys_are_back(self, since: float, before: int, within_s: float = 20.0) -> None:
         """Wait until the instance, last written at ``before``, was written again and stands."""
@@ -156,29 +148,12 @@ class Stage:
         )
         self.back_s = time.monotonic() - since
 
-    async def catch_up(self) -> None:
-        """Stop writing, and wait until all that was written is told."""
-        self.writer.paused = True
-        last = await eventually(self._last_write, 10.0, "the store takes a write")
-        await self.follower.wait_until(lambda view: view.revision >= last, 15.0)
-
-    async def start_afresh(self) -> Balance:
-        """Catch up and judge so far; what follows is judged by itself, its revisions may be another history's."""
-        await self.catch_up()
-        so_far = balance(self.writer.acknowledged, self.witness)
-        self.writer.acknowledged.clear()
-        for counted in (self.witness.joined, self.witness.joins, self.witness.losses, self.witness.leaps):
-            counted.clear()
-        return so_far
-
     async def conclude(self) -> Result:
         """Once everything has settled and the view is what a fresh list tells: the figures."""
         await eventually(self.instance_stands, 10.0, "the instance stands")
         await asyncio.sleep(AFTERWARDS_S)
-        await self.catch_up()
-        await eventually(self._view_is_the_stores, 10.0, "the view equals a fresh list")
         return Result(
-            balance=balance(self.writer.acknowledged, self.witness),
+            balance=await self.account.close(),
             statistics=self.follower.statistics(),
             asked=self.client.asked,
             failures=tuple(self.client.failures),
@@ -187,19 +162,6 @@ class Stage:
             noticed_s=self.noticed_s,
             back_s=self.back_s,
         )
-
-    async def _last_write(self) -> int:
-        """The revision of one more write; 0 when it failed."""
-        try:
-            return (await self.writer.write()).revision
-        except StoreError:
-            return 0
-
-    async def _view_is_the_stores(self) -> bool:
-        snapshot = await self.admin.list(KEYSPACE.view)
-        listed = {key.removeprefix(KEYSPACE.view): stored for key, stored in snapshot.entries.items()}
-        view = self.follower.topology
-        return build(listed, view.revision) == view
 
 
 @asynccontextmanager
@@ -213,27 +175,22 @@ async def staged(
     reconcile_s: float = RECONCILE_S,
 ) -> AsyncIterator[Stage]:
     """Everything at work on a store that runs. The follower uses ``store``; registrar and router ``access``."""
-    witness = Witness()
+    account = Account.of(admin, KEYSPACE, Follower(store, KEYSPACE, reconcile_s=reconcile_s))
     async with AsyncExitStack() as opened:
-        for one in (store, admin):
+        for one in (store, admin, account.follower):
             await opened.enter_async_context(one)
-        follower = Follower(store, KEYSPACE, reconcile_s=reconcile_s)
-        follower.subscribe(witness)
-        await opened.enter_async_context(follower)
         engine = await opened.enter_async_context(_engine())
         registration = await opened.enter_async_context(Registration(_spec(access, ttl_s)))
         await registration.claim()
-        rank_pid = opened.enter_context(rank(registration))
+        opened.enter_context(rank(registration))
         registration.put(_record(engine.url), {FIRST: rank_record(INCARNATION)})
         router = await opened.enter_async_context(apart(_router(access, directory)))
         await asyncio.to_thread(router.wait_ready, START_S)
-        writer, client = Writer(admin, KEYSPACE), Client(router.url)
-        await opened.enter_async_context(running_beside(writer.run()))
+        client = Client(router.url)
+        await opened.enter_async_context(running_beside(account.writer.run()))
         await opened.enter_async_context(running_beside(client.run()))
-        await eventually(lambda: len(witness.joined) > WARM, START_S, "everything at work")
-        stage = Stage(admin, follower, writer, witness, registration, rank_pid, router, client)
-        stage.registrars.add(registration.registrar_pid)
-        yield stage
+        await account.warm_up()
+        yield Stage(account, registration, router, client, {registration.registrar_pid})
 
 
 def _engine() -> FakeEngine:

@@ -78,35 +78,34 @@ async def restarted_with_data(directory: Path) -> Result:
 
 async def data_wiped(directory: Path) -> Result:
     async with one_member(directory) as (server, stage):
-        await stage.start_afresh()
+        await stage.account.start_afresh()
         before = stage.written_at()
         await asyncio.to_thread(server.stop)
         server.wipe()
         await asyncio.to_thread(server.start)
-        stage.writer.paused = False
+        stage.account.writer.paused = False
         await stage.keys_are_back(time.monotonic(), before)
         return await stage.conclude()
 
 
 async def restored(directory: Path, *, by_the_runbook: bool) -> Result:
-    """An hour-old snapshot comes back, and is written to until its revisions are beyond what was followed."""
+    """An older snapshot comes back, and is written to until its revisions are beyond what was followed."""
     async with one_member_behind_a_relay(directory) as (server, relay, stage):
         await asyncio.to_thread(server.etcdctl, "snapshot", "save", str(directory / "snapshot"))
         await asyncio.sleep(1)
-        await stage.start_afresh()
+        await stage.account.start_afresh()
         followed = stage.follower.topology.revision
         relay.refuse()
         await asyncio.to_thread(server.stop)
         await asyncio.to_thread(restore_snapshot, directory / "snapshot", server)
         await asyncio.to_thread(server.start)
         if by_the_runbook:
-            server.etcdctl("del", STORE_ID)
-        while (await stage.writer.write()).revision <= followed + 20:
-            pass
-        stage.writer.acknowledged.clear()
+            await asyncio.to_thread(server.etcdctl, "del", STORE_ID)
+        await stage.account.write_beyond(followed)
+        stage.account.writer.acknowledged.clear()
         opened = time.monotonic()
         relay.allow()
-        stage.writer.paused = False
+        stage.account.writer.paused = False
         await eventually(
             lambda: stage.follower.relists_total + stage.follower.repairs_total,
             10.0,
@@ -121,7 +120,7 @@ async def compacted_while_cut_off(directory: Path) -> Result:
         relay.refuse()
         await stage.notices(BLIND_S)
         await asyncio.sleep(2)
-        await asyncio.to_thread(compact_etcd, server.endpoint, (await stage.writer.write()).revision)
+        await asyncio.to_thread(compact_etcd, server.endpoint, (await stage.account.writer.write()).revision)
         relay.allow()
         await stage.is_back(time.monotonic())
         return await stage.conclude()
@@ -154,10 +153,10 @@ async def without_quorum(directory: Path) -> Result:
 async def leases_revoked(directory: Path) -> Result:
     async with one_member(directory) as (_, stage):
         before = stage.written_at()
-        listed = await stage.admin.list("/pdcore/")
+        listed = await stage.account.admin.list("/pdcore/")
         leases = {stored.lease for stored in listed.entries.values() if stored.lease is not None}
         began = time.monotonic()
-        await asyncio.gather(*(stage.admin.revoke(lease) for lease in leases))
+        await asyncio.gather(*(stage.account.admin.revoke(lease) for lease in leases))
         await stage.keys_are_back(began, before)
         return await stage.conclude()
 
@@ -165,7 +164,7 @@ async def leases_revoked(directory: Path) -> Result:
 async def keys_deleted(directory: Path) -> Result:
     async with one_member(directory) as (server, stage):
         before = stage.written_at()
-        own = [key for key in (await stage.admin.list("/pdcore/")).entries if INSTANCE in key]
+        own = [key for key in (await stage.account.admin.list("/pdcore/")).entries if INSTANCE in key]
         assert len(own) == 3
         began = time.monotonic()
         for key in own:
@@ -177,16 +176,18 @@ async def keys_deleted(directory: Path) -> Result:
 async def no_space(directory: Path) -> Result:
     async with one_member(directory, "--quota-backend-bytes", str(4 << 20)) as (server, stage):
         await eventually(partial(_is_full, server), 20.0, "the space alarm")
-        await eventually(lambda: "space exceeded" in (stage.writer.last_error or ""), 5.0, "puts refused")
-        newest, kept_until = stage.witness.newest, time.monotonic() + TTL_S + 2
-        await stage.admin.commit((), (Delete(KEYSPACE.view + keys.router(newest)),))
+        await eventually(
+            lambda: "space exceeded" in (stage.account.writer.last_error or ""), 5.0, "puts refused"
+        )
+        newest, kept_until = stage.account.witness.newest, time.monotonic() + TTL_S + 2
+        await stage.account.admin.commit((), (Delete(KEYSPACE.view + keys.router(newest)),))
         await stage.follower.wait_until(lambda view: newest not in view.routers, BLIND_S)
-        written = len(stage.writer.acknowledged)
+        written = len(stage.account.writer.acknowledged)
         while time.monotonic() < kept_until:
             assert stage.instance_stands(), "its lease is kept alive"
             assert stage.follower.last_error is None, "reads go on"
             await asyncio.sleep(0.1)
-        assert len(stage.writer.acknowledged) == written, "every put is refused"
+        assert len(stage.account.writer.acknowledged) == written, "every put is refused"
         await asyncio.to_thread(reclaim_space, server)
         await stage.is_back(time.monotonic())
         return await stage.conclude()
@@ -207,9 +208,9 @@ async def event_dropped(directory: Path) -> Result:
         async with staged(
             directory, store=store, access=access_to(server.endpoint), admin=admin, reconcile_s=RECONCILE_S
         ) as stage:
-            await stage.start_afresh()
+            await stage.account.start_afresh()
             store.drop_revisions = 1
-            await stage.writer.write()
+            await stage.account.writer.write()
             began = time.monotonic()
             await eventually(lambda: stage.follower.repairs_total, 15.0, "the dropped event is repaired")
             stage.back_s = time.monotonic() - began
@@ -249,9 +250,9 @@ async def token_expired(directory: Path) -> Result:
     """Nobody but the registrar has shown a token for longer than it lasts, when every connection is cut."""
     flags = ("--auth-token-ttl", str(TOKEN_S))
     async with asking_for_users(directory, *flags, from_the_start=True) as (_, relay, stage):
-        stage.writer.paused = True
+        stage.account.writer.paused = True
         await asyncio.sleep(3 * TOKEN_S)
         relay.cut()
-        stage.writer.paused = False
+        stage.account.writer.paused = False
         await stage.is_back(time.monotonic())
         return await stage.conclude()

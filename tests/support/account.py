@@ -1,4 +1,7 @@
-"""Counting every change: what a writer had acknowledged against what a follower told, each once and at its revision."""
+"""Counting every change: what a writer had acknowledged against what a follower told, each once and at its revision.
+
+An :class:`Account` is a writer and a follower at work on one store; :func:`balance` judges them.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,23 @@ import itertools
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Self
 
 from pdcore.errors import StoreError
+from pdcore.registry.follower import Follower
 from pdcore.registry.store import Delete, Put, Store
 from pdcore.topology import codec, keys
 from pdcore.topology.events import Event, RouterJoined, RouterLost
 from pdcore.topology.keys import Keyspace
 from pdcore.topology.records import RouterRecord
-from pdcore.topology.topology import Topology
+from pdcore.topology.topology import Topology, build
+from tests.support.eventually import eventually
 
 PERIOD_S: Final = 0.01
 PAUSE_S: Final = 0.05
 KEPT: Final = 20
+WARM: Final = 30
+WITHIN_S: Final = 20.0
 _RECORD: Final = codec.encode(
     RouterRecord(url="http://127.0.0.1:1", admin_url="http://127.0.0.1:1", version="1")
 )
@@ -143,3 +150,76 @@ def balance(acknowledged: dict[str, Acknowledged], witness: Witness) -> Balance:
         coalesced += told is None or told.coalesced
         copies += max(0, witness.joins[name] - 1) + max(0, witness.losses[name] - 1)
     return Balance(len(acknowledged), lost, copies + witness.backwards, coalesced, late_s)
+
+
+@dataclass(slots=True)
+class Account:
+    """``admin`` is the writer's store, which it reaches by a way that no fault is put on; ``follower`` tells ``witness``."""
+
+    admin: Store
+    keyspace: Keyspace
+    follower: Follower
+    witness: Witness
+    writer: Writer
+
+    @classmethod
+    def of(cls, admin: Store, keyspace: Keyspace, follower: Follower) -> Self:
+        """For a follower that has told nothing yet."""
+        witness = Witness()
+        follower.subscribe(witness)
+        return cls(admin, keyspace, follower, witness, Writer(admin, keyspace))
+
+    async def warm_up(self) -> None:
+        """Return once the writer runs and is followed."""
+        await eventually(lambda: len(self.witness.joined) > WARM, WITHIN_S, "everything at work")
+
+    async def goes_on(self, since: float) -> None:
+        """Return once a write acknowledged after ``since`` is told."""
+
+        def told() -> bool:
+            write = self.writer.acknowledged.get(self.witness.newest)
+            return write is not None and write.at >= since
+
+        await eventually(told, WITHIN_S, "a later write is told")
+
+    async def catch_up(self) -> None:
+        """Stop writing; return once all that was written is told."""
+        self.writer.paused = True
+        last = await eventually(self._last_write, WITHIN_S, "the store takes a write")
+        await self.follower.wait_until(lambda view: view.revision >= last, WITHIN_S)
+
+    async def write_beyond(self, revision: int) -> None:
+        """Write until the store is past ``revision``."""
+
+        async def is_beyond() -> bool:
+            return await self._last_write() > revision
+
+        await eventually(is_beyond, WITHIN_S, "the revision is overtaken")
+
+    async def start_afresh(self) -> None:
+        """Catch up and judge so far; what follows is judged by itself: its revisions may be another history's."""
+        await self.catch_up()
+        so_far = balance(self.writer.acknowledged, self.witness)
+        assert (so_far.lost, so_far.duplicated) == (0, 0)
+        self.writer.acknowledged.clear()
+        for counted in (self.witness.joined, self.witness.joins, self.witness.losses, self.witness.leaps):
+            counted.clear()
+
+    async def close(self) -> Balance:
+        """Catch up, see that the view is what a fresh list tells, and judge."""
+        await self.catch_up()
+        await eventually(self._view_is_the_stores, WITHIN_S, "the view equals a fresh list")
+        return balance(self.writer.acknowledged, self.witness)
+
+    async def _last_write(self) -> int:
+        """The revision of one more write; 0 when it failed."""
+        try:
+            return (await self.writer.write()).revision
+        except StoreError:
+            return 0
+
+    async def _view_is_the_stores(self) -> bool:
+        snapshot = await self.admin.list(self.keyspace.view)
+        listed = {key.removeprefix(self.keyspace.view): stored for key, stored in snapshot.entries.items()}
+        view = self.follower.topology
+        return build(listed, view.revision) == view

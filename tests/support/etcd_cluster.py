@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
@@ -13,16 +13,10 @@ from tests.support.eventually import eventually_now
 from tests.support.processes import free_port
 
 
-def status(server: EtcdServer) -> dict[str, Any]:
-    """The member's own status: ids, leader, raft term, revision, size."""
-    (answer,) = msgspec.json.decode(server.etcdctl("endpoint", "status", "--write-out=json"))
-    found: dict[str, Any] = answer["Status"]
-    return found
-
-
 def revision_of(server: EtcdServer) -> int:
     """The store's revision."""
-    return int(status(server)["header"]["revision"])
+    (answer,) = msgspec.json.decode(server.etcdctl("endpoint", "status", "--write-out=json"))
+    return int(answer["Status"]["header"]["revision"])
 
 
 def restore_snapshot(file: Path, server: EtcdServer) -> None:
@@ -77,16 +71,6 @@ class EtcdCluster:
     def endpoints(self) -> tuple[str, ...]:
         """``host:port`` of every member's client port."""
         return tuple(member.endpoint for member in self.members)
-
-    @property
-    def url(self) -> str:
-        """The value for ``--store``."""
-        return "etcd://" + ",".join(self.endpoints)
-
-    def leader(self) -> int:
-        """The index of the member that leads."""
-        found = [status(member) for member in self.members]
-        return [one["header"]["member_id"] for one in found].index(found[0]["leader"])
 
     def _reserved(self, directory: Path) -> tuple[EtcdServer, ...]:
         peers = [f"http://127.0.0.1:{free_port()}" for _ in range(self._size)]
