@@ -131,5 +131,5 @@ def _notes(topology: Topology) -> Iterator[str]:
     for name, reason in _reasons(topology).items():
         if name not in topology.instances:
             yield escape(f"{name} is gone: {reason}")
-    for key, rejected in sorted(topology.rejected.items()):
-        yield escape(f"{key} is not read: {rejected.reason}")
+    for _, rejected in sorted(topology.rejected.items()):
+        yield escape(str(rejected))

@@ -36,6 +36,7 @@ MAX_VALUE_BYTES: Final = 64 << 10
 MAX_DEPTH: Final = 32
 MAX_SIZE: Final = 1024
 MAX_WORLD_SIZE: Final = 4096
+_SHOWN_KEY_CHARS: Final = 400
 _BIG: Final = (1 << 31) - 1
 
 
@@ -45,6 +46,11 @@ class Rejected:
 
     key: str
     reason: str
+
+    def __str__(self) -> str:
+        """Both in one sentence, which a terminal can show whatever the key is."""
+        key = self.key if self.key.isprintable() else repr(self.key)[1:-1]
+        return f"{key[:_SHOWN_KEY_CHARS]} is not read: {self.reason}"
 
 
 _size: Final = fields.whole(1, MAX_SIZE)

@@ -48,6 +48,13 @@ RECORDS: dict[str, Record] = {
 }
 
 
+def test_a_refusal_is_a_sentence_that_a_terminal_can_show() -> None:
+    assert str(Rejected(key="routers/r0", reason="is odd")) == "routers/r0 is not read: is odd"
+    hostile = str(decode("instances/\x1b[2J\n" + "x" * 5000, b"{}"))
+    assert hostile.isprintable()
+    assert len(hostile) < 500
+
+
 @pytest.mark.parametrize("key", RECORDS)
 def test_a_record_reads_as_it_was_written(key: str) -> None:
     assert decode(key, encode(RECORDS[key])) == RECORDS[key]

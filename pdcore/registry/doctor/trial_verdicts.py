@@ -61,8 +61,8 @@ def _judge_view(topology: Topology) -> Iterator[Finding]:
         yield ok("store id", "none yet: the first router or engine writes it")
     else:
         yield ok("store id", topology.store_id)
-    for key, rejected in sorted(topology.rejected.items())[:_SHOWN]:
-        yield warn("keys", f"{key} is not read: {rejected.reason}", "remove it, or upgrade what reads it")
+    for _, rejected in sorted(topology.rejected.items())[:_SHOWN]:
+        yield warn("keys", str(rejected), "remove it, or upgrade what reads it")
     gone = (name for name in topology.orders if name not in topology.instances)
     idle = sorted(name for name in gone if not binds_every_start(topology.orders[name]))
     for name in idle[:_SHOWN]:
