@@ -186,6 +186,10 @@ async def test_a_wrong_password_and_a_missing_one_are_refused_in_words(guarded: 
                 await call(store)
             assert "hunter3" not in f"{refused.value!r}{refused.value.__cause__!r}"
     async with EtcdStore((guarded.endpoint,), timeout_s=WITHIN_S) as store:
+        before = await asyncio.to_thread(guarded.calls, "Range")
+        with pytest.raises(AccessRefused):
+            await store.get(KEY)
+        assert await asyncio.to_thread(guarded.calls, "Range") == before + 1
         for name in ("get", "list", "commit", "watch"):
             with pytest.raises(
                 AccessRefused, match=r"asks for a user .--store-user and PDCORE_STORE_PASSWORD"

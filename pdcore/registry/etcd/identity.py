@@ -65,7 +65,7 @@ class Login:
 
         Raises :class:`~pdcore.errors.AccessRefused` for a wrong user or password.
         """
-        if self._pass is not None and (self._pass is not refused or not self.has_user):
+        if self._pass is not None and self._pass is not refused:
             return self._pass
         async with self._one_at_a_time:
             if self._pass is None or self._pass is refused:
