@@ -1,8 +1,8 @@
 """What a listed record and a single event cost a router's process in CPU, without the network around them.
 
 A list is taken from the real etcd, its calls included. Events are the watch answers that etcd would send, as bytes: read by
-the driver's own code, folded by a follower, told to what a router subscribes. CPU time is the process's, all threads,
-and the least of some rounds: a neighbour on the same core makes the same work cost up to twice as much.
+the driver's own code, folded by a follower, told to what a router subscribes. Of some rounds the least counts: a
+neighbour on the same core makes the same work cost up to twice as much.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ async def _replayed(snapshot: Snapshot, keyspace: Keyspace, answers: Sequence[by
             await stack.enter_async_context(subscribed(follower))
         gc.collect()
         gc.freeze()  # as a router does
-        before = time.process_time()
+        before = time.thread_time()
         replay.go.set()
         await replay.done.wait()
-        took = time.process_time() - before
+        took = time.thread_time() - before
     gc.unfreeze()
     return took / len(answers) * 1e6
 
