@@ -9,12 +9,12 @@ from datetime import datetime
 
 import click
 
-from pdcore.cli import waiting
+from pdcore.cli import suspects, waiting
 from pdcore.cli.event_lines import event_line
 from pdcore.cli.moments import AtRevision, AtTime, parse_moment
 from pdcore.cli.past import open_past
 from pdcore.cli.terminal import FAILED, console, failing_in_one_line, reading_store
-from pdcore.cli.waiting import ask_routers
+from pdcore.cli.waiting import wait_everywhere
 from pdcore.config import COMMON, CommonConfig, StoreAccess, load, options
 from pdcore.group.overview import document, table
 from pdcore.registry.connect import open_store
@@ -51,10 +51,14 @@ def topology(context: click.Context, /, at: str | None, as_json: bool, **flags: 
                 if moment is None
                 else _read_past(config, moment)
             )
+        doubted = {} if moment is not None else asyncio.run(suspects.read_suspects(read))
     if as_json:
-        click.echo(json.dumps(document(read, store=config.store, cluster=config.cluster), indent=2))
+        shown = document(read, store=config.store, cluster=config.cluster) | {"suspects": doubted}
+        click.echo(json.dumps(shown, indent=2))
     else:
         console().print(table(read, cluster=config.cluster))
+        for line in suspects.lines(doubted):
+            click.echo(line)
 
 
 @topology.command()
@@ -74,7 +78,7 @@ def wait(revision: int, timeout_s: float, as_json: bool, **flags: str | None) ->
         config = load(CommonConfig, COMMON, flags, section="topology")
         with reading_store(config.store):
             read = asyncio.run(read_topology(config.store_access, config.cluster))
-        rows = asyncio.run(ask_routers(read, revision, timeout_s))
+        rows = asyncio.run(wait_everywhere(read, revision, timeout_s))
         if as_json:
             click.echo(json.dumps(waiting.document(rows, revision=revision), indent=2))
         else:

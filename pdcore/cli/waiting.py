@@ -1,9 +1,7 @@
-"""Asking every router of a view whether it has a revision, all at once, and what came back as rows."""
+"""Whether every router of a view has a revision, as rows."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -13,13 +11,10 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from pdcore.topology.records import RouterRecord
+from pdcore.cli.routers import CONNECT_S, Said, Unreachable, ask_routers
 from pdcore.topology.topology import Topology
 
-CONNECT_S: Final = 2.0
 GRACE_S: Final = 2.0  # for an answer that waited as long as it was told to
-AT_ONCE: Final = 64
-MAX_ANSWER_BYTES: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,61 +28,35 @@ class RouterRow:
     problem: str | None = None
 
 
-async def ask_routers(view: Topology, revision: int, timeout_s: float) -> tuple[RouterRow, ...]:
+async def wait_everywhere(view: Topology, revision: int, timeout_s: float) -> tuple[RouterRow, ...]:
     """One row per router of ``view``, in order of their ids; takes little more than ``timeout_s``."""
-    limit = asyncio.Semaphore(AT_ONCE)
-    timeout = httpx.Timeout(timeout_s + GRACE_S, connect=CONNECT_S)
-    async with httpx.AsyncClient(timeout=timeout, trust_env=False, follow_redirects=False) as client:
-
-        async def ask(router_id: str, router: RouterRecord) -> RouterRow:
-            async with limit:
-                url = f"{router.admin_url.rstrip('/')}/pdcore/revision"
-                params: dict[str, str | int | float] = {"at_least": revision, "timeout_s": timeout_s}
-                try:
-                    async with asyncio.timeout(timeout_s + CONNECT_S + GRACE_S):
-                        status, body = await _fetch(client, url, params)
-                except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
-                    problem = f"not reachable: {str(error) or type(error).__name__}"
-                    return RouterRow(router_id=router_id, admin_url=router.admin_url, problem=problem)
-            return row(router_id, router.admin_url, status, body, revision=revision, store_id=view.store_id)
-
-        async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(ask(name, one)) for name, one in sorted(view.routers.items())]
-        return tuple(task.result() for task in asked)
-
-
-async def _fetch(
-    client: httpx.AsyncClient, url: str, params: dict[str, str | int | float]
-) -> tuple[int, bytes]:
-    async with client.stream("GET", url, params=params) as answer:
-        body = b""
-        async for part in answer.aiter_bytes():
-            body += part
-            if len(body) > MAX_ANSWER_BYTES:
-                break
-        return answer.status_code, body
+    params: dict[str, str | int | float] = {"at_least": revision, "timeout_s": timeout_s}
+    patience_s = timeout_s + CONNECT_S + GRACE_S
+    answers = await ask_routers(view, "/pdcore/revision", params, timeout_s=patience_s)
+    return tuple(
+        row(router_id, view.routers[router_id].admin_url, answer, revision=revision, store_id=view.store_id)
+        for router_id, answer in answers.items()
+    )
 
 
 def row(
-    router_id: str, admin_url: str, status: int, body: bytes, *, revision: int, store_id: str | None
+    router_id: str, admin_url: str, answer: Said | Unreachable, *, revision: int, store_id: str | None
 ) -> RouterRow:
-    """The row of a router that answered ``status`` and ``body``."""
+    """The row of a router that said ``answer``."""
 
     def with_problem(problem: str) -> RouterRow:
         return RouterRow(router_id=router_id, admin_url=admin_url, problem=problem)
 
-    try:
-        said = json.loads(body)
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
+    if isinstance(answer, Unreachable):
+        return with_problem(f"not reachable: {answer.why}")
+    said, status = answer.document, answer.status
+    if said is None:
         return with_problem(f"answered {status} with something else than a JSON object")
     if status != httpx.codes.OK:
         error = said.get("error")
         message = error.get("message") if isinstance(error, dict) else None
-        return with_problem(
-            f"lags: {message}" if status == httpx.codes.GATEWAY_TIMEOUT else f"answered {status}: {message}"
-        )
+        late = status == httpx.codes.GATEWAY_TIMEOUT
+        return with_problem(f"lags: {message}" if late else f"answered {status}: {message}")
     known, age = said.get("revision"), said.get("view_age_seconds")
     if type(known) is not int or not isinstance(age, float | int | None):
         return with_problem("answered without a revision")

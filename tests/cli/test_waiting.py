@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pdcore.cli import main
+from pdcore.cli.routers import Said, Unreachable
+from pdcore.cli.suspects import lines, suspects_in
 from pdcore.cli.waiting import row
 from pdcore.config import StoreAccess
 from pdcore.registry.connect import open_store
@@ -51,7 +53,20 @@ def said(status: int = 200, **changes: object) -> bytes:
 def test_only_an_answer_of_this_store_with_the_revision_counts(
     status: int, body: bytes, problem: str | None
 ) -> None:
-    assert row("r", "http://h:1", status, body, revision=9, store_id="s").problem == problem
+    assert row("r", "http://h:1", Said.of(status, body), revision=9, store_id="s").problem == problem
+
+
+@pytest.mark.unit
+def test_suspects_are_told_per_router_whatever_a_router_answers() -> None:
+    one = {"p0": {"standing": "kept", "reason": "its record vanished unexplained"}, "p1": None}
+    assert suspects_in(Said.of(200, json.dumps({"suspects": one}).encode())) == one
+    for body in (b"", b"[]", b"{}", b'{"suspects": []}'):
+        assert suspects_in(Said.of(200, body)) == {}
+    assert suspects_in(Unreachable("no")) == {}
+    assert list(lines({"r1": one})) == [
+        "p0 is suspect to r1: kept, its record vanished unexplained",
+        "p1 is suspect to r1: None, None",
+    ]
 
 
 @pytest.fixture
@@ -136,3 +151,15 @@ def test_what_cannot_work_is_exit_status_2(arguments: list[str], says: str) -> N
     assert wrong.exit_code == 2
     assert says in wrong.stderr
     assert "Traceback" not in wrong.stderr
+
+
+@pytest.mark.integration
+async def test_the_topology_shows_what_its_routers_doubt(etcd: EtcdServer, store: Store) -> None:
+    said = {"p0": {"standing": "kept", "reason": "its record vanished unexplained"}}
+    async with FakeEngine([fake.answer(200, {"suspects": said})]) as router:
+        await put_routers(store, "doubted", r1=router.url, r2=f"http://127.0.0.1:{free_port()}")
+        arguments = ["topology", "--store", etcd.url, "--cluster", "doubted"]
+        table = await asyncio.to_thread(CliRunner().invoke, main, arguments)
+        assert "p0 is suspect to r1: kept, its record vanished unexplained" in table.stdout
+        shown = await asyncio.to_thread(CliRunner().invoke, main, [*arguments, "--json"])
+        assert json.loads(shown.stdout)["suspects"] == {"r1": said}

@@ -169,7 +169,7 @@ class Fleet:
         for note in notes:
             say = _log.info if note.kind in GOOD_NEWS else _log.warning
             say(
-                f"suspect {note.kind}",
+                f"instance {note.kind}",
                 instance_id=note.instance_id,
                 incarnation=note.incarnation,
                 reason=note.why,
