@@ -259,11 +259,11 @@ async def test_a_login_that_is_not_answered_ends_with_the_calls_deadline(guarded
     ):
         relay.pause()
         began = time.monotonic()
-        for failed in await asyncio.gather(*(store.get(KEY) for _ in range(5)), return_exceptions=True):
+        for failed in await asyncio.gather(*(store.get(KEY) for _ in range(100)), return_exceptions=True):
             assert isinstance(failed, StoreUnavailable)
+        assert time.monotonic() - began < 3, "they waited for each other's logins"
         with pytest.raises(StoreUnavailable):
             await watch_once(store)
-        assert time.monotonic() - began < 4
         relay.resume()
         await eventually(lambda: _answers(store), WITHIN_S, "the store answers again")
 
