@@ -22,7 +22,14 @@ from pathlib import Path
 
 from bench.figures import Figure, limit, quantile, show
 from bench.progress import step
-from bench.registry_cpu import lines_to_nowhere, per_event, per_listed_record, rank_answers, state_answers
+from bench.registry_cpu import (
+    lines_to_nowhere,
+    per_event,
+    per_line,
+    per_listed_record,
+    rank_answers,
+    state_answers,
+)
 from bench.registry_fleet import RANKS, Fleet
 from bench.registry_processes import (
     RawWatch,
@@ -68,7 +75,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--puts", type=int, default=1000, help="for latency and CPU, per watcher")
     parser.add_argument("--routers", type=int, default=ROUTERS)
     given = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as scratch, lines_to_nowhere():
+    with tempfile.TemporaryDirectory() as scratch, lines_to_nowhere("warning"):
         figures = asyncio.run(measure(Path(scratch), given.instances, given.puts, given.routers))
     return show(figures, as_json=given.json)
 
@@ -107,10 +114,10 @@ async def in_process(bench: Bench) -> list[Figure]:
     figures = [limit("list + build, CPU per record", listing, "µs", 80)]
     for kind, answers_of in (("rank", rank_answers), ("instance", state_answers)):
         answers = answers_of(bench.fleet, KEYSPACE, snapshot.revision + 1, bench.puts)
-        followed = await per_event(snapshot, KEYSPACE, answers, router=False)
-        told = await per_event(snapshot, KEYSPACE, answers, router=True)
-        figures.append(limit(f"{kind} event, CPU: decode, fold, diff", followed, "µs", 150))
-        figures.append(limit(f"{kind} event, CPU: and the router's subscribers", told, "µs", 150))
+        event = await per_event(snapshot, KEYSPACE, answers)
+        figures.append(limit(f"{kind} event, CPU: decode, fold, diff, subscribers", event, "µs", 150))
+    line = per_line()
+    figures.append(Figure(name="log line, CPU", value=line, unit="µs", beside="that event", reference=event))
     return figures
 
 

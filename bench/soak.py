@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
 async def soak(directory: Path, sizes: Sizes) -> list[Figure]:
     """The figures of every part, and the time they took."""
     began, progress = time.monotonic(), sys.stderr
-    with EtcdServer(directory) as etcd, lines_to_nowhere():
+    with EtcdServer(directory) as etcd, lines_to_nowhere("info"):
         async with a_router_follows(etcd.endpoint) as follower:
             figures = await registrations(etcd.url, follower, sizes.cycles, progress)
             figures += await room_directory(etcd.endpoint, sizes.rooms, progress)

@@ -29,7 +29,7 @@ from pdcore.router.upstream import Upstream
 from pdcore.router.views import servable
 from pdcore.router.vigil import Vigil
 from pdcore.topology.compat import check_pair
-from pdcore.topology.events import Event, RankJoined, RankLost
+from pdcore.topology.events import Event, InstanceChanged, RankJoined, RankLost
 from pdcore.topology.instance import Instance
 from pdcore.topology.keys import Keyspace
 from pdcore.topology.topology import Topology
@@ -77,6 +77,13 @@ def _check(prefill: Instance, decode: Instance) -> tuple[str, ...]:
     return check_pair(prefill.record, decode.record)
 
 
+def _is_detail(event: Event) -> bool:
+    """Whether other events say enough of it: of a rank its instance's readiness, of a state that and draining."""
+    if isinstance(event, InstanceChanged):
+        return event.fields == ("state",)
+    return isinstance(event, RankJoined | RankLost)
+
+
 def _settle_memory() -> None:
     """What stands after the first list stays: no full collection needs to walk a thousand instances again."""
     gc.collect()
@@ -121,8 +128,7 @@ def watching_the_fleet(serving: Serving, lifecycle: Lifecycle) -> Iterator[None]
     def on_events(events: tuple[Event, ...], topology: Topology) -> None:
         for event in events:
             facts = event.log_fields()
-            # Of ranks the instance's own events say enough; a fleet has thousands of them.
-            say = _log.debug if isinstance(event, RankJoined | RankLost) else _log.info
+            say = _log.debug if _is_detail(event) else _log.info
             say(str(facts.pop("event")).replace("_", " "), **facts)
 
     with ExitStack() as stack:

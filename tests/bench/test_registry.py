@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 
 
 async def test_every_figure_is_measured_and_no_view_is_wrong(tmp_path: Path) -> None:
-    with lines_to_nowhere():
+    with lines_to_nowhere("warning"):
         figures = {one.name: one for one in await measure(tmp_path, instances=4, puts=30, routers=1)}
     assert figures["restarts: routers with a wrong view"].value == 0
     assert figures["restarts: relists and repairs"].value == 0
