@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from pdcore.errors import PdcoreError
-from pdcore.registry.facade import documents
 from pdcore.registry.facade.bodies import RankRegistration
+from pdcore.registry.facade.documents import has_route, route
 from pdcore.registry.rooms.readers import RoomReader
 from pdcore.registry.rooms.writer import RoomWriter
+from pdcore.topology.instance import Instance
 from pdcore.topology.topology import Topology
 
 ROOM_LIFE_S: Final = 60.0
@@ -38,9 +39,8 @@ class Ranks(Protocol):
         """How many DP ranks the instance has; None before anybody knows."""
         ...
 
-    @property
-    def are_alive(self) -> bool:
-        """Whether every rank is there as far as this process can tell by itself."""
+    def confirm(self, shown: Instance) -> bool:
+        """Whether every rank is alive, as far as this process can tell by itself, and where ``shown`` says."""
         ...
 
     async def register(self, rank: RankRegistration) -> None:
@@ -49,9 +49,9 @@ class Ranks(Protocol):
 
 
 class Bootstrap:
-    """What the protocol asks and says. Mutable: ``_route``, the newest one that the keyspace has shown complete.
+    """What the protocol asks and says. Mutable: ``_shown``, the instance as the keyspace last showed it complete.
 
-    That one stays while this process knows its ranks alive: keys that vanish with a lease come back in a moment.
+    It stays while this process knows its ranks alive: keys that vanish with a lease come back in a moment.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Bootstrap:
         self._view = view
         self._writer = writer
         self._reader = reader
-        self._route: Mapping[str, object] | None = None
+        self._shown: Instance | None = None
 
     @property
     def dp_size(self) -> int | None:
@@ -79,12 +79,11 @@ class Bootstrap:
     def route(self) -> Mapping[str, object] | None:
         """The whole table; None while a rank is missing."""
         instance = self._view().instances.get(self._instance_id)
-        if not self._ranks.are_alive:
-            self._route = None
-        elif instance is not None and instance.incarnation == self._incarnation:
-            if documents.has_route(instance):
-                self._route = documents.route(instance)
-        return self._route
+        if instance is not None and instance.incarnation == self._incarnation and has_route(instance):
+            self._shown = instance
+        if self._shown is not None and not self._ranks.confirm(self._shown):
+            self._shown = None
+        return None if self._shown is None else route(self._shown)
 
     async def register(self, rank: RankRegistration) -> None:
         """A rank says where it is. Raises Differs, NotYet."""

@@ -17,6 +17,7 @@ from pdcore.registry.facade.documents import MAX_PREFILL_TOKENS
 from pdcore.registry.facade.probing import probe, probe_all
 from pdcore.registry.facade.rank_table import AskFirst, RankTable, Refusal, occupied
 from pdcore.registry.registration import Registration
+from pdcore.topology.instance import Instance
 from pdcore.topology.records import Compat, InstanceRecord, Json, RankRecord, State
 
 log = telemetry.logger(__name__)
@@ -83,10 +84,11 @@ class ForeignRanks:
         """See :class:`~pdcore.registry.facade.bootstrap.Ranks`."""
         return None if self._table.shared is None else self._table.shared.dp_size
 
-    @property
-    def are_alive(self) -> bool:
+    def confirm(self, shown: Instance) -> bool:
         """See :class:`~pdcore.registry.facade.bootstrap.Ranks`."""
-        return self._table.is_complete
+        where = {at: (rank.rank_ip, rank.rank_port) for at, rank in shown.ranks.items()}
+        known = {at: (address.ip, address.port) for at, address in self._table.answering.items()}
+        return self._table.is_complete and where == known
 
     async def register(self, rank: RankRegistration) -> None:
         """See :class:`~pdcore.registry.facade.bootstrap.Ranks`. Accepted also while the store is away."""

@@ -27,8 +27,7 @@ class OwnRanks:
         instance = self._instance()
         return None if instance is None else instance.record.dp_size
 
-    @property
-    def are_alive(self) -> bool:
+    def confirm(self, shown: Instance) -> bool:
         """See :class:`~pdcore.registry.facade.bootstrap.Ranks`."""
         return self.alive()
 
