@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -18,7 +18,7 @@ from pdcore.registry.journal.entries import Written
 from pdcore.topology.topology import Stored, Topology, build
 
 KEEP_S: Final = 3600.0
-MOST: Final = 4096
+MOST: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Moment:
 
 
 class Ring:
-    """The views of the last ``keep_s`` seconds, at most ``most``. Topologies share what did not change between them."""
+    """The views of the last ``keep_s`` seconds, at most ``most``. Topologies share what did not change."""
 
     def __init__(self, *, keep_s: float = KEEP_S, most: int = MOST) -> None:
         self._keep_ms = round(keep_s * 1000)
@@ -40,7 +40,8 @@ class Ring:
         """``topology`` is the view from now on; a clock that went back is not believed."""
         if self._moments:
             time_ms = max(time_ms, self._moments[-1].time_ms)
-        self._moments.append(Moment(time_ms, topology))
+        bare = replace(topology)  # without what its readers made of it meanwhile
+        self._moments.append(Moment(time_ms, bare))
         self._drop(time_ms - self._keep_ms)
 
     def at(self, time_ms: int) -> Moment | None:

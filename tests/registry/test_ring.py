@@ -46,6 +46,17 @@ def test_it_is_bounded() -> None:
     assert ring.at(6) is None
 
 
+def test_what_readers_made_of_a_view_is_not_held() -> None:
+    ring, read = Ring(), view(1)
+    assert read.by_role("prefill") == ()
+    ring.note(read, 1)
+    moment = ring.at(1)
+    assert moment is not None
+    assert moment.topology == read
+    assert "_roles" in vars(read)
+    assert "_roles" not in vars(moment.topology)
+
+
 def test_a_clock_that_goes_back_does_not_confuse_it() -> None:
     ring = Ring()
     ring.note(view(1), 100)

@@ -18,7 +18,7 @@ from pdcore.registry.redis.connection import parse_redis_url, redis_call
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-PAGE: Final = 64
+PAGE: Final = 32
 FIELD: Final = b"entry"
 UNUSED_S: Final = 30 * 86400
 """How long the journal of a store that nobody opens any more stays."""

@@ -28,7 +28,7 @@ from pdcore.topology.topology import KeyChange, Stored, Topology, build
 
 pytestmark = pytest.mark.unit
 
-quickly = settings(deadline=None, max_examples=50)
+quickly = settings(deadline=None, max_examples=30)
 GOLDEN = Path(__file__).parent / "golden"
 values = st.none() | st.binary(max_size=64) | st.text(max_size=64).map(lambda text: text.encode())
 

@@ -18,7 +18,7 @@ from tests.topology.histories import History, histories
 pytestmark = pytest.mark.unit
 
 LIMITS = Limits(snapshot_every=2)
-quickly = settings(deadline=None, max_examples=50)
+quickly = settings(deadline=None, max_examples=30)
 
 
 def journal_of(history: History, gaps: Sequence[int] = ()) -> list[Entry]:
