@@ -252,18 +252,41 @@ async def test_a_follower_without_a_login_says_so_and_recovers_when_auth_is_off_
         assert follower.repairs_total == follower.relists_total == 0
 
 
-async def test_a_login_that_is_not_answered_ends_with_the_calls_deadline(guarded: EtcdServer) -> None:
+class _Silent(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc is untyped
+    """Takes every call and answers none."""
+
+    def service(self, handler_call_details: object) -> object:
+        return grpc.unary_unary_rpc_method_handler(self._take)
+
+    async def _take(self, request: bytes, context: object) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+
+async def test_a_login_that_is_not_answered_ends_with_the_deadline_of_every_call_that_waits_for_it() -> None:
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((_Silent(),))
+    endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        async with EtcdStore((endpoint,), timeout_s=0.5, identity=KNOWN) as store:
+            began = time.monotonic()
+            for failed in await asyncio.gather(*(store.get(KEY) for _ in range(100)), return_exceptions=True):
+                assert isinstance(failed, StoreUnavailable)
+            assert time.monotonic() - began < 3, "they waited for each other"
+    finally:
+        await server.stop(0)
+
+
+async def test_a_login_is_tried_again_once_the_store_answers(guarded: EtcdServer) -> None:
     async with (
         Relay.to(guarded.endpoint) as relay,
         EtcdStore((relay.endpoint,), timeout_s=0.5, identity=KNOWN) as store,
     ):
         relay.pause()
-        began = time.monotonic()
-        for failed in await asyncio.gather(*(store.get(KEY) for _ in range(100)), return_exceptions=True):
-            assert isinstance(failed, StoreUnavailable)
-        assert time.monotonic() - began < 3, "they waited for each other's logins"
-        with pytest.raises(StoreUnavailable):
-            await watch_once(store)
+        for call in (CALLS["get"], CALLS["watch"]):
+            with pytest.raises(StoreUnavailable):
+                await call(store)
         relay.resume()
         await eventually(lambda: _answers(store), WITHIN_S, "the store answers again")
 
