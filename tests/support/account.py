@@ -104,7 +104,8 @@ class Witness:
     def __call__(self, events: tuple[Event, ...], topology: Topology) -> None:
         now = time.monotonic()
         if any(event.coalesced for event in events):
-            self.leaps.append((self._revision, topology.revision, now))
+            another_history = topology.revision < self._revision
+            self.leaps.append((0 if another_history else self._revision, topology.revision, now))
         elif topology.revision <= self._revision:
             self.backwards += 1
         self._revision = topology.revision
