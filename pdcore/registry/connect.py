@@ -83,9 +83,8 @@ def etcd_addresses(url: str) -> tuple[str, ...]:
     """Every ``host:port`` of an etcd URL, in its order, the default port filled in."""
     scheme, separator, rest = url.partition("://")
     if scheme + separator != ETCD:
-        given = (
-            f", not with {scheme[:20]!r}" if separator else ""
-        )  # without one it may be anything, a login too
+        # Without a separator it may be anything, a login too.
+        given = f", not with {scheme[:20]!r}" if separator else ""
         raise ConfigError(f"{_WHERE}: must start with {ETCD} or {REDIS[0]}{given}")
     if "@" in rest:
         raise ConfigError(

@@ -58,10 +58,8 @@ class Endpoints:
         self.addresses = addresses
         self._options = (
             *_OPTIONS,
-            (
-                "grpc.min_reconnect_backoff_ms",
-                int(timeout_s * 1000),
-            ),  # how long connecting may take, TLS included
+            # How long connecting may take, TLS included.
+            ("grpc.min_reconnect_backoff_ms", int(timeout_s * 1000)),
             ("grpc.max_receive_message_length", max_message_bytes),
         )
         self.timeout_s = timeout_s
