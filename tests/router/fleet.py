@@ -16,7 +16,7 @@ from pdcore.config import RouterConfig
 from pdcore.http_server import answering, listen, url_of
 from pdcore.registry.follower import Follower
 from pdcore.registry.memory import MemoryStore
-from pdcore.registry.ring import Ring
+from pdcore.registry.ring import Ring, remembering
 from pdcore.registry.store import Delete, LeaseId, Put
 from pdcore.router.app import build_app
 from pdcore.router.assembly import assemble, watch_for_silence, watching_the_fleet
@@ -182,9 +182,10 @@ async def running_fleet(*, store: MemoryStore | None = None, **changes: Any) -> 
         serving = assemble(
             settings, store=store, follower=follower, upstream=upstream, clock=clock, lease=lambda: lease
         )
-        app = build_app(router_id="r", serving=serving, lifecycle=lifecycle, ring=Ring())
+        ring = Ring()
+        app = build_app(router_id="r", serving=serving, lifecycle=lifecycle, ring=ring)
         url = url_of("127.0.0.1", listener)
-        with watching_the_fleet(serving, lifecycle):
+        with watching_the_fleet(serving, lifecycle), remembering(follower, ring, clock):
             async with (
                 serving.fleet,
                 running_beside(watch_for_silence(serving)),
