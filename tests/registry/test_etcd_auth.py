@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Final
 
@@ -49,7 +50,7 @@ KNOWN: Final = Identity(user=USER, password=PASSWORD)
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[EtcdServer]:
-    """An etcd that asks for users; tests leave it so, and change no password."""
+    """An etcd that asks for users; every test leaves it so."""
     with etcd_server(extra=CHEAP_LOGINS) as server:
         add_user(server, PREFIX)
         switch_on(server)
@@ -57,11 +58,12 @@ def guarded() -> Iterator[EtcdServer]:
 
 
 @pytest.fixture
-def etcd() -> Iterator[EtcdServer]:
-    """An etcd with users that asks for none yet; tests may do with it what they like."""
-    with etcd_server(extra=CHEAP_LOGINS) as server:
-        add_user(server, PREFIX)
-        yield server
+def unguarded(guarded: EtcdServer) -> Iterator[EtcdServer]:
+    """The same one while it asks nobody; the test may switch that."""
+    switch_off(guarded)
+    yield guarded
+    with suppress(subprocess.CalledProcessError):  # it is on already
+        switch_on(guarded)
 
 
 @pytest.fixture
@@ -211,43 +213,41 @@ async def test_a_user_without_permission_is_refused_and_not_logged_in_again(
 
 
 async def test_a_login_counts_when_auth_is_switched_on_and_does_no_harm_before_and_after(
-    etcd: EtcdServer,
+    unguarded: EtcdServer,
 ) -> None:
-    async with _known(etcd) as store:
+    async with _known(unguarded) as store:
         for switch in (None, switch_on, switch_off, switch_on):
             if switch is not None:
-                await asyncio.to_thread(switch, etcd)
+                await asyncio.to_thread(switch, unguarded)
             for call in CALLS.values():
                 await call(store)
 
 
-async def test_a_changed_password_is_told_and_not_fatal(etcd: EtcdServer) -> None:
-    switch_on(etcd)
-    async with _known(etcd) as store:
-        lease = await store.grant(60)
-        await asyncio.to_thread(change_password, etcd, "another")
-        with pytest.raises(AccessRefused, match="invalid user ID or password"):
-            await store.get(KEY)
-        assert await store.keep_alive(lease) > 50
-        await asyncio.to_thread(change_password, etcd, PASSWORD)
-        assert await store.get(KEY) is None
+async def test_a_changed_password_is_told_and_not_fatal(guarded: EtcdServer, store: Store) -> None:
+    lease = await store.grant(60)
+    await asyncio.to_thread(change_password, guarded, "another")
+    with pytest.raises(AccessRefused, match="invalid user ID or password"):
+        await store.get(KEY)
+    assert await store.keep_alive(lease) > 50
+    await asyncio.to_thread(change_password, guarded, PASSWORD)
+    await store.get(KEY)
 
 
 async def test_a_follower_without_a_login_says_so_and_recovers_when_auth_is_off_again(
-    etcd: EtcdServer,
+    unguarded: EtcdServer,
 ) -> None:
     keyspace = Keyspace(cluster="c")
     async with (
-        Relay.to(etcd.endpoint) as relay,
+        Relay.to(unguarded.endpoint) as relay,
         EtcdStore((relay.endpoint,), timeout_s=WITHIN_S) as store,
         Follower(store, keyspace) as follower,
     ):
         await follower.wait_until(lambda topology: topology.revision > 0, WITHIN_S)
-        await asyncio.to_thread(switch_on, etcd)
+        await asyncio.to_thread(switch_on, unguarded)
         relay.cut()
         await eventually(lambda: "asks for a user" in (follower.last_error or ""), WITHIN_S, "it says so")
         assert follower.synced
-        await asyncio.to_thread(switch_off, etcd)
+        await asyncio.to_thread(switch_off, unguarded)
         await eventually(lambda: follower.last_error is None, WITHIN_S, "it follows again")
         assert follower.repairs_total == follower.relists_total == 0
 
