@@ -79,7 +79,7 @@ def open_redis(access: StoreAccess, setting: str = "redis") -> Redis:
     """
     location = parse_redis_url(access.url, setting)
     try:
-        from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
+        from redis.asyncio import BlockingConnectionPool, Connection, Redis
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
         from redis.maint_notifications import MaintNotificationsConfig
@@ -90,8 +90,10 @@ def open_redis(access: StoreAccess, setting: str = "redis") -> Redis:
         raise ConfigError(f"--{setting}-user / {variable}_USER: {access.user} needs {variable}_PASSWORD")
     files = read_tls_files(access, setting)
     encrypted = location.tls or files is not None
+    if encrypted:
+        from pdcore.registry.redis.tls import ExplainingConnection
     pool = BlockingConnectionPool(
-        connection_class=SSLConnection if encrypted else Connection,
+        connection_class=ExplainingConnection if encrypted else Connection,
         max_connections=MAX_CONNECTIONS,
         timeout=access.timeout_s,
         host=location.host,
@@ -146,6 +148,8 @@ async def send(redis: Redis, *command: bytes | str | int) -> Any:
     return await execute(*command)
 
 
+_NO_LOGIN: Final = "HELLO must be called with the client already authenticated"
+
 # The first row whose class fits and whose text occurs in the error decides. Classes by name: the table is read
 # before anybody knows whether redis-py is there.
 _TABLE: Final[tuple[tuple[str, str, type[StoreError]], ...]] = (
@@ -172,7 +176,8 @@ def translate(error: Exception, address: str) -> StoreError:
     """The error to raise for a call to the Redis at ``address`` that failed; what no row names is a refusal."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     text = " ".join(str(error).split())
-    message = f"redis at {address}: {text or 'no answer in time'}"
+    said = "it asks for a password" if _NO_LOGIN in text else text or "no answer in time"
+    message = f"redis at {address}: {said}"
     for kind, fragment, make in _TABLE:
         if kind in kinds and fragment in text:
             return make(message)

@@ -70,9 +70,6 @@ class RedisStore:
         return f"<RedisStore {self._address}>"
 
     async def __aenter__(self) -> Self:
-        _log.warning(
-            "this store may lose writes when it fails over: claims are not fences then", store=self._address
-        )
         await self._open.enter_async_context(closing(self._redis))
         await self._open.enter_async_context(running_beside(self._reap_for_ever()))
         return self
@@ -131,12 +128,16 @@ class RedisStore:
         return None if left_ms < 0 else float(left_ms) / 1000
 
     async def _reap_for_ever(self) -> None:
+        """Look for ended leases. That the store is away is told by the calls of those who need it."""
+        await asyncio.sleep(random.uniform(0, REAP_S))
+        warned = False
         while True:
-            left_s = None
-            try:
+            left_s: float | None = None
+            with suppress(StoreError):
                 left_s = await self.reap()
-            except StoreError as error:
-                _log.debug("no leases ended", reason=str(error))
+                if not warned:
+                    _log.warning("a fail-over of this store may lose writes and claims", store=self._address)
+                    warned = True
             pause_s = REAP_S if left_s is None else min(left_s, REAP_S)
             # Many processes do this: they spread, and mostly one of them finds something.
             await asyncio.sleep(pause_s + random.uniform(0, REAP_SPREAD_S))
