@@ -71,7 +71,9 @@ def _check_make(arguments: list[str]) -> None:
 def _check_pdcore(arguments: list[str]) -> None:
     if not arguments:
         return
-    command = main.commands[arguments[0]]
+    command: click.Command = main.commands[arguments[0]]
+    for word in arguments[1:]:
+        command = command.commands.get(word, command) if isinstance(command, click.Group) else command
     known = {
         option
         for parameter in command.params
