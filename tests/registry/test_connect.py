@@ -7,6 +7,7 @@ import pytest
 from pdcore.config import StoreAccess
 from pdcore.errors import ConfigError
 from pdcore.registry.connect import etcd_addresses, open_store
+from pdcore.registry.etcd.identity import Identity
 
 pytestmark = pytest.mark.unit
 
@@ -73,6 +74,12 @@ def test_half_a_login_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^PDCORE_STORE_PASSWORD is of no use without") as refused:
         open_store(StoreAccess(url="etcd://a:1", timeout_s=1, password="hunter2"))
     assert "hunter2" not in str(refused.value)
+
+
+def test_a_password_is_shown_nowhere() -> None:
+    access = StoreAccess(url="etcd://a:1", timeout_s=1, user="me", password="hunter2")
+    for shown in (access, open_store(access), Identity(user="me", password="hunter2")):
+        assert "hunter2" not in repr(shown)
 
 
 def test_a_certificate_that_is_not_there_is_known_before_connecting() -> None:
