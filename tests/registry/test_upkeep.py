@@ -45,6 +45,7 @@ class CountingProcesses(Processes):
 
     def kill_parent(self) -> None:
         self.exited |= {PARENT}
+        self.on_change()
 
 
 @dataclass
