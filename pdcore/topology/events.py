@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import ClassVar, Final, Literal, TypedDict
+from typing import ClassVar, Final, Literal, TypedDict, get_args
 
 from pdcore.topology import keys
 from pdcore.topology.instance import Instance
@@ -37,16 +37,16 @@ class _Happened:
     def log_fields(self) -> dict[str, object]:
         """The event as flat fields for a log line or a JSON list; whole records are left out."""
         shown: dict[str, object] = {"event": self.kind}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, RankPosition):
+        for name in _FIELDS[self.kind]:
+            value = getattr(self, name)
+            if value is None or isinstance(value, str | int):
+                shown[name] = value
+            elif isinstance(value, RankPosition):
                 shown["rank"] = str(value)
             elif isinstance(value, tuple):
-                shown[field.name] = ", ".join(map(str, value))
+                shown[name] = ", ".join(map(str, value))
             elif isinstance(value, OrderRecord):
                 shown |= {"order": value.kind, "incarnation": value.incarnation, "sticky": value.sticky}
-            elif value is None or isinstance(value, str | int):
-                shown[field.name] = value
         return shown
 
 
@@ -194,6 +194,7 @@ Event = (
     | RecordRejected
 )
 
+_FIELDS: Final = {kind.kind: tuple(field.name for field in fields(kind)) for kind in get_args(Event)}
 _RECORD_FIELDS: Final = tuple(field.name for field in fields(InstanceRecord))
 
 
