@@ -57,6 +57,13 @@ ROUTER: Final = (
         metavar="SECONDS",
     ),
     Setting(
+        name="frozen_after_s",
+        help="How long an instance may answer nothing, not even for its health, before its requests are failed.",
+        parse=seconds(1, 3600),
+        default="15",
+        metavar="SECONDS",
+    ),
+    Setting(
         name="max_attempts",
         help="Most pairs tried for one request; another one only while no engine has taken it.",
         parse=integer(1, 16),
@@ -84,5 +91,6 @@ class RouterConfig(ListenConfig):
     connect_timeout_s: float
     first_byte_timeout_s: float
     idle_timeout_s: float
+    frozen_after_s: float
     max_attempts: int
     max_in_flight: int

@@ -55,7 +55,13 @@ def assemble(
 
     ``cached`` is the view of an earlier run, to begin with while the store is away.
     """
-    fleet = Fleet(follower, probe_timeout_s=config.probe_timeout_s, cached=cached, clock=clock)
+    fleet = Fleet(
+        follower,
+        probe_timeout_s=config.probe_timeout_s,
+        frozen_after_s=config.frozen_after_s,
+        cached=cached,
+        clock=clock,
+    )
     metrics = RouterMetrics()
     metrics.watch_view(follower, fleet)
     rooms = ClientRooms(

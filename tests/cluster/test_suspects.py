@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.cluster]
 
 SHORT = {"model": "tiny", "prompt": "short", "max_tokens": 8, "temperature": 0}
 LONG = {**SHORT, "max_tokens": 1500, "ignore_eos": True}
-FROZEN_S = 4.0
+FROZEN_AFTER_S = "5"
+FROZEN_S = 9.0
 
 
 @pytest.fixture
@@ -34,7 +35,10 @@ def serves(router: Router) -> bool:
 def test_a_frozen_leader_fails_its_requests_soon_and_serves_again_when_it_wakes(
     cluster: Cluster, client: ThreadPoolExecutor
 ) -> None:
-    prefill, decode, router = cluster.pair()
+    prefill, decode = cluster.engine("prefill"), cluster.engine("decode")
+    router = cluster.router("--frozen-after-s", FROZEN_AFTER_S)
+    for process in (prefill, decode, router):
+        process.wait_ready()
     assert serves(router)
     shown: dict[str, float] = {}
     for name, engine in (("prefill", prefill), ("decode", decode)):

@@ -100,6 +100,7 @@ def config(**changes: Any) -> RouterConfig:
         connect_timeout_s=5,
         first_byte_timeout_s=10,
         idle_timeout_s=10,
+        frozen_after_s=1,
         max_attempts=3,
         max_in_flight=100,
     )

@@ -17,7 +17,15 @@ from pdcore.registry.follower import Follower
 from pdcore.registry.overlay.disappearing import ROLES, observe, remembered
 from pdcore.registry.overlay.prober import ask
 from pdcore.registry.overlay.probing import accuse, answered, next_probe_at, start_probes
-from pdcore.registry.overlay.suspect import Evidence, InstanceKey, Note, Outcome, Overlay, Probe
+from pdcore.registry.overlay.suspect import (
+    FROZEN_AFTER_S,
+    Evidence,
+    InstanceKey,
+    Note,
+    Outcome,
+    Overlay,
+    Probe,
+)
 from pdcore.registry.overlay.view import View, view
 from pdcore.telemetry import logger
 from pdcore.topology.records import Role
@@ -54,6 +62,7 @@ class Fleet:
         follower: Follower,
         *,
         probe_timeout_s: float,
+        frozen_after_s: float = FROZEN_AFTER_S,
         roles: Collection[Role] = ROLES,
         cached: Topology | None = None,
         clock: Clock | None = None,
@@ -61,6 +70,7 @@ class Fleet:
     ) -> None:
         self._follower = follower
         self._probe_timeout_s = probe_timeout_s
+        self._frozen_after_s = frozen_after_s
         self._roles = roles
         self._clock = clock or SystemClock()
         self._random = random or Random()
@@ -203,4 +213,13 @@ class Fleet:
         outcome = await ask(probe, self._probe_timeout_s, self._clock)
         self._probing -= 1
         self._probes[outcome] += 1
-        self._become(*answered(self._overlay, probe.key, outcome, self._clock.now(), self._random))
+        self._become(
+            *answered(
+                self._overlay,
+                probe.key,
+                outcome,
+                self._clock.now(),
+                self._random,
+                frozen_after_s=self._frozen_after_s,
+            )
+        )

@@ -1,7 +1,8 @@
 """When a suspect is asked, and what its answers make of it. Pure.
 
-Answered: kept, or no suspect any more when its keys are all there. Refused, another incarnation, a rank lost, or
-two silences: gone. What is gone for certain leaves the overlay; who was only silent, or is still in the keyspace, is
+Answered: kept, or no suspect any more when its keys are all there. Refused, another incarnation, or a rank lost: gone.
+Two silences: gone as well, unless the keyspace still shows it. Then its registrar vouches for it, and a process that is
+only starved or busy must lose nothing: it is picked last, and gone once it is frozen. What is gone for certain leaves the overlay; who was only silent, or is still in the keyspace, is
 asked again, so that nobody stays away for a pause.
 """
 
@@ -15,6 +16,7 @@ from pdcore.registry.overlay.disappearing import newest_revision
 from pdcore.registry.overlay.suspect import (
     AGAIN_WITHIN_S,
     FORGOTTEN_AFTER_S,
+    FROZEN_AFTER_S,
     SILENCES,
     Evidence,
     InstanceKey,
@@ -86,9 +88,18 @@ def next_probe_at(overlay: Overlay) -> float | None:
 
 
 def answered(
-    overlay: Overlay, key: InstanceKey, outcome: Outcome, now: float, random: Random
+    overlay: Overlay,
+    key: InstanceKey,
+    outcome: Outcome,
+    now: float,
+    random: Random,
+    *,
+    frozen_after_s: float = FROZEN_AFTER_S,
 ) -> tuple[Overlay, tuple[Note, ...]]:
-    """The overlay once a probe of ``key`` ended with ``outcome``; an answer about somebody else is nothing."""
+    """The overlay once a probe of ``key`` ended with ``outcome``; an answer about somebody else is nothing.
+
+    After ``frozen_after_s`` of silence it is told to be frozen: whoever waits for it waits in vain.
+    """
     held = overlay.suspects.get(key[0])
     if held is None or held.key != key or not held.probing:
         return overlay, ()
@@ -100,7 +111,12 @@ def answered(
         case "answered":
             decided, said = _passed(held, now, next_probe_in_s(count, random))
         case _:
-            decided, said = _failed(held, outcome, now, next_probe_in_s(count, random), random)
+            pause_s = next_probe_in_s(count, random)
+            frozen = outcome == "silent" and now - held.heard_at >= frozen_after_s
+            if held.listed and outcome == "silent" and not frozen:
+                decided, said = _silent(held, now, pause_s, random)
+            else:
+                decided, said = _failed(held, outcome, now, pause_s, random, frozen)
     return overlay.replaced({key[0]: decided}), () if said is None else (said,)
 
 
@@ -109,26 +125,37 @@ def _passed(held: Suspect, now: float, pause_s: float) -> tuple[Suspect | None, 
         return None, None
     if held.listed:
         return None, note("answers again" if held.standing == "gone" else "confirmed", held, "it answers")
-    kept = replace(held, standing="kept", silences=0, heard_at=now, probe_at=now + pause_s)
+    kept = replace(held, standing="kept", silences=0, frozen=False, heard_at=now, probe_at=now + pause_s)
     return kept, None if held.standing == "kept" else note("kept", held, "it answers")
 
 
+def _silent(held: Suspect, now: float, pause_s: float, random: Random) -> tuple[Suspect | None, Note | None]:
+    """The keyspace shows it, and its silence may still be work."""
+    silences = held.silences + 1
+    soon_s = random.uniform(0, AGAIN_WITHIN_S) if silences < SILENCES else pause_s
+    after = replace(held, silences=silences, probe_at=now + soon_s)
+    if held.standing != "asked":
+        return after, None
+    doubted = replace(after, standing="doubted")
+    return doubted, note("suspected", doubted, held.why)
+
+
 def _failed(
-    held: Suspect, outcome: Outcome, now: float, pause_s: float, random: Random
+    held: Suspect, outcome: Outcome, now: float, pause_s: float, random: Random, frozen: bool
 ) -> tuple[Suspect | None, Note | None]:
     silences = held.silences + 1 if outcome == "silent" else SILENCES
-    if silences < SILENCES:
-        again_at = now + random.uniform(0, AGAIN_WITHIN_S)
-        if held.standing == "asked":
-            doubted = replace(held, standing="doubted", silences=silences, probe_at=again_at)
-            return doubted, note("suspected", doubted, held.why)
-        return replace(held, silences=silences, probe_at=again_at), None
+    if silences < SILENCES and not held.listed:
+        return replace(held, silences=silences, probe_at=now + random.uniform(0, AGAIN_WITHIN_S)), None
     said = None
-    if held.standing != "gone":
-        said = note("frozen" if outcome == "silent" else "gone", held, _WHY[outcome])
+    if frozen and not held.frozen:
+        said = note("frozen", held, _WHY[outcome])
+    elif held.standing != "gone":
+        said = note("gone", held, _WHY[outcome])
     if not held.listed and outcome != "silent":
         return None, said
     if not held.listed and now - held.heard_at > FORGOTTEN_AFTER_S:
         return None, note("forgotten", held, "it has not answered for too long")
-    gone = replace(held, standing="gone", why=_WHY[outcome], silences=silences, probe_at=now + pause_s)
+    gone = replace(
+        held, standing="gone", why=_WHY[outcome], silences=silences, frozen=frozen, probe_at=now + pause_s
+    )
     return gone, said

@@ -20,6 +20,7 @@ AGAIN_WITHIN_S: Final = 0.05
 PERIOD_S: Final = 1.0
 PROBES_PER_S: Final = 100.0
 FORGOTTEN_AFTER_S: Final = 600.0
+FROZEN_AFTER_S: Final = 15.0
 
 InstanceKey = tuple[str, str]
 """(instance id, incarnation)."""
@@ -59,6 +60,7 @@ class Suspect:
     probe_at: float
     heard_at: float
     silences: int = 0
+    frozen: bool = False
     probing: bool = False
 
     @property

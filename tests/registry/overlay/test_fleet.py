@@ -141,7 +141,7 @@ async def test_a_lost_machine_is_out_after_two_probes() -> None:
     async with seeing(probe_timeout_s=0.5) as seen, FakeEngine([()], health=(Hang(),)) as engine:
         await seen.register("p0", url=engine.url)
         await seen.lose("p0")
-        await eventually(lambda: "frozen" in seen.kinds(), WITHIN_S)
+        await eventually(lambda: "gone" in seen.kinds(), WITHIN_S)
         assert engine.probes == 2
 
 

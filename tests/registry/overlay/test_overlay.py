@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pdcore.registry.overlay import disappearing, probing, suspect
-from pdcore.registry.overlay.suspect import FORGOTTEN_AFTER_S, Outcome
+from pdcore.registry.overlay.suspect import FORGOTTEN_AFTER_S, FROZEN_AFTER_S, Evidence, Outcome
 from pdcore.topology import keys
 from pdcore.topology.records import OrderRecord, Role
 from tests.registry.overlay.world import World, prefill
@@ -145,8 +145,10 @@ def test_two_silences_end_a_suspect_but_it_may_still_answer() -> None:
     assert world.probe("silent") == []
     assert world.view().suspects == {"p0"}
     assert probing.next_probe_at(world.overlay) == pytest.approx(world.now, abs=0.06)
-    assert [note.kind for note in world.probe("silent", after_s=0.06)] == ["frozen"]
+    assert [note.kind for note in world.probe("silent", after_s=0.06)] == ["gone"]
     assert "p0" not in world.view().topology.instances
+    assert [note.kind for note in world.probe("silent", after_s=FROZEN_AFTER_S)] == ["frozen"]
+    assert world.probe("silent") == []
     assert [note.kind for note in world.probe("answered")] == ["kept"]
     assert world.view().suspects == {"p0"}
 
@@ -240,8 +242,20 @@ def test_silence_alone_is_no_doubt_before_a_probe_meets_it_too() -> None:
     world.accuse(P0, "silence")
     assert [note.kind for note in world.probe("silent", after_s=0)] == ["suspected"]
     assert world.view().suspects == {"p0"}
-    assert [note.kind for note in world.probe("silent", after_s=0.06)] == ["frozen"]
+
+
+@pytest.mark.parametrize("evidence", ["silence", "connection"])
+def test_an_instance_that_the_keyspace_shows_is_gone_only_after_a_long_silence(evidence: Evidence) -> None:
+    world = World()
+    world.register("p0", prefill())
+    world.accuse(P0, evidence)
+    silent_since = world.now
+    while world.now + 1.5 - silent_since < FROZEN_AFTER_S:
+        world.probe("silent", after_s=1.5)
+        assert world.view().suspects == {"p0"}
+    assert [note.kind for note in world.probe("silent", after_s=1.5)] == ["frozen"]
     assert list(world.view().gone) == ["p0"]
+    assert [note.kind for note in world.probe("answered")] == ["answers again"]
 
 
 def test_nothing_is_believed_of_whom_the_keyspace_does_not_know() -> None:
