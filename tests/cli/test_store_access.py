@@ -63,6 +63,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def starting(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], model: Path) -> Starting:
     monkeypatch.setenv("PDCORE_MODEL", str(model))
     monkeypatch.setenv("PDCORE_LOG_LEVEL", "error")
+    monkeypatch.setenv("PDCORE_STORE_TIMEOUT_S", "30")  # a store that does not answer in time refuses nobody
     return Starting(monkeypatch, capfd)
 
 

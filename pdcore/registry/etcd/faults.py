@@ -38,7 +38,9 @@ UNKNOWN_AUTHORITY: Final = "its certificate is not one that --store-ca vouches f
 OTHER_NAME: Final = "its certificate is for another host name or address"
 WRONG_CERTIFICATE: Final = "it does not accept our certificate, or wants one (--store-cert and --store-key)"
 NO_TLS_THERE: Final = "no TLS there, it seems, though --store-ca asks for it"
-TLS_THERE: Final = "the connection was closed at once; does it want TLS (--store-ca)?"
+TLS_THERE: Final = (
+    "the connection was closed at once; does it want TLS (--store-ca), or a certificate (--store-cert)?"
+)
 
 _Row = tuple[grpc.StatusCode, str, Callable[[str], StoreError], str]
 # The first row whose code is equal and whose text occurs in the details decides; its words go before etcd's own.
