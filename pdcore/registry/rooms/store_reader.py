@@ -94,19 +94,15 @@ class StoreReader:
             await self._clock.sleep(retry_after_s(failures, random.random()))
 
     async def _follow(self) -> None:
-        """Until the watch breaks, or the store turns out to be another one."""
+        """Until the watch breaks."""
         snapshot = await self._store.list(self._prefix)
         self._known.clear()
         for key, stored in snapshot.entries.items():
             self._learn(key, stored.value)
-        position = snapshot.revision
-        async with self._store.watch(self._prefix, position) as messages:
+        async with self._store.watch(self._prefix, snapshot.revision) as messages:
             self._note_store(None)
             async for message in messages:
-                if message.revision < position:
-                    return
                 if isinstance(message, Revision):
-                    position = message.revision
                     for change in message.changes:
                         self._learn(change.key, None if change.stored is None else change.stored.value)
 

@@ -182,7 +182,6 @@ class RoomWriter:
             self._table.gone(self._writing.take_gone())
         for room in self._table.written():
             self._written.arrived(room, None)
-        self._writing.released(room for room in batch.puts if self._table.get(room) is None)
 
     async def _pause(self) -> None:
         """Until there is something to write or to keep; after a failure, until the next try."""

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.unit
 SHARED = Shared(
     tp_size=2, cp_size=1, dp_size=1, block_sizes=(16,), kv_cache_dtype="bfloat16", max_prefill_tokens=None
 )
-A, B = RankPosition(0, 0, 0), RankPosition(0, 0, 1)
+A, B, C = RankPosition(0, 0, 0), RankPosition(0, 0, 1), RankPosition(0, 0, 2)
 
 
 def rank(position: RankPosition, port: int, **shared: Any) -> RankRegistration:
@@ -81,6 +81,15 @@ def test_an_address_has_one_position() -> None:
     assert some.judge(rank(B, 1)) == Refusal("rank_port", "127.0.0.1:1 is rank 0.0.0 already")
 
 
+def test_an_address_that_does_not_answer_may_become_another_rank() -> None:
+    wide = {"tp_size": 3}
+    some = table(rank(A, 1, **wide), rank(B, 2, **wide))
+    some.probed(A, at(1), "refuses")
+    assert some.judge(rank(C, 1, **wide)) is None
+    some.accept(rank(C, 1, **wide))
+    assert some.addresses == {B: at(2), C: at(1)}
+
+
 def test_ranks_that_swap_ports_over_a_restart_get_through() -> None:
     some = table(rank(A, 1), rank(B, 2))
     assert isinstance(
@@ -130,7 +139,7 @@ def test_once_none_answers_another_layout_may_begin() -> None:
 
 STEPS = st.tuples(
     st.sampled_from(["register", "answers", "refuses", "silent"]),
-    st.sampled_from([A, B]),
+    st.sampled_from([A, B, C]),
     st.integers(1, 3),
     st.sampled_from(["bfloat16", "int8"]),
 )
@@ -141,7 +150,7 @@ def test_no_address_ever_stands_twice_and_all_agree(steps: list[tuple[Any, RankP
     some, said = RankTable(), dict[RankPosition, str]()
     for step, position, port, dtype in steps:
         if step == "register":
-            one = rank(position, port, kv_cache_dtype=dtype)
+            one = rank(position, port, kv_cache_dtype=dtype, tp_size=3)
             answering = bool(some.answering)
             if some.judge(one) is None:
                 some.accept(one)
