@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from pdcore.errors import Compacted
+from pdcore.registry.journal.chain import changes_of
 from pdcore.registry.journal.reader import JournalReader, NotKept
 from pdcore.registry.journal.replay import Replayer, Step
 from pdcore.registry.journal.stream import Stream
 from pdcore.registry.store import Revision, Snapshot, Store, WatchMessage
 from pdcore.topology.events import Event, diff
 from pdcore.topology.keys import Keyspace
-from pdcore.topology.topology import KeyChange, Topology, build
+from pdcore.topology.topology import Topology, build
 
 
 @runtime_checkable
@@ -76,8 +77,9 @@ class History:
             return remembered
         journal = self._journal(now)
         if journal is not None:
-            await self._refuse_forgotten(journal, revision)
-            return build((await journal.replayed(revision)).keys, revision)
+            beginning = await journal.beginning()
+            if beginning is not None and revision >= beginning.revision:
+                return build((await journal.replayed(revision)).keys, revision)
         raise await self._not_kept(revision, now)
 
     async def at_time(self, time_ms: int) -> Topology:
@@ -115,7 +117,7 @@ class History:
             after = step.topology(topology)
             yield _told(topology, after, step.revision, step.time_ms, step.lost, step.keys is not None)
             topology = after
-        if topology != now:
+        if topology.revision <= now.revision and topology != now:
             lost = f"nobody knows any more what happened between {topology.revision} and {now.revision}"
             yield _told(topology, now, now.revision, None, lost, True)
 
@@ -123,7 +125,8 @@ class History:
         """The view at ``revision`` and the steps from there: the journal's where it has them, because it knows when."""
         journal = self._journal(now)
         beginning = None if journal is None else await journal.beginning()
-        if journal is None or beginning is None:
+        end = None if journal is None else await journal.end()
+        if journal is None or beginning is None or end is None or revision > end.revision:
             return await self._store_base(revision, now), self._recalled(revision, now.revision)
         if revision < beginning.revision:
             base = await self._store_base(revision, now)
@@ -142,7 +145,11 @@ class History:
     ) -> AsyncIterator[Step]:
         async for step in self._recalled(after, beginning):
             yield step
-        async for step in self._journaled(journal, await journal.replayed(beginning), now):
+        replayer = await journal.replayed(beginning)
+        yield Step(
+            revision=beginning, time_ms=None, keys=dict(replayer.keys)
+        )  # nothing new, unless it compacted
+        async for step in self._journaled(journal, replayer, now):
             yield step
 
     async def _journaled(self, journal: JournalReader, after: Replayer, now: Topology) -> AsyncIterator[Step]:
@@ -163,22 +170,12 @@ class History:
                 await anext(messages)  # connected
                 async for message in messages:
                     if isinstance(message, Revision) and message.revision <= until:
-                        yield self._step(message)
+                        changes = changes_of(message, self._view)
+                        yield Step(revision=message.revision, time_ms=None, changes=changes)
                     if message.revision >= until:
                         return
         except Compacted:
             return  # whoever folds the steps sees what is missing
-
-    def _step(self, revision: Revision) -> Step:
-        changes = tuple(
-            KeyChange(
-                change.key.removeprefix(self._view),
-                None if change.stored is None else change.stored.value,
-                revision.revision,
-            )
-            for change in revision.changes
-        )
-        return Step(revision=revision.revision, time_ms=None, changes=changes)
 
     async def _listed_at(self, revision: int) -> Topology | None:
         """The view at ``revision`` as the store knows it; None when it does not."""
@@ -208,11 +205,6 @@ class History:
         except Compacted as compacted:
             return compacted.compacted_revision
         return 1
-
-    async def _refuse_forgotten(self, journal: JournalReader, revision: int) -> None:
-        beginning = await journal.beginning()
-        if beginning is None or revision < beginning.revision:
-            raise await self._not_kept(revision, await self.now())
 
     async def _not_kept(self, revision: int, now: Topology) -> NotKept:
         oldest = await self._oldest(now)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdcore.registry.journal.entries import Changes, Entry, Gap, Piece, pieces, written
+from pdcore.registry.store import Revision
 from pdcore.topology.topology import KeyChange, StoredValue
 
 
@@ -22,6 +23,18 @@ class Limits:
     def segment(self, keys: int) -> int:
         """Revisions until the next snapshot after one of ``keys`` keys."""
         return max(self.snapshot_every, keys)
+
+
+def changes_of(revision: Revision, view: str) -> tuple[KeyChange, ...]:
+    """A watched revision as a topology folds it, keys relative to ``view``."""
+    return tuple(
+        KeyChange(
+            change.key.removeprefix(view),
+            None if change.stored is None else change.stored.value,
+            revision.revision,
+        )
+        for change in revision.changes
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,16 @@ from typing import Final
 from pdcore.beside import running_beside
 from pdcore.clock import Clock, SystemClock
 from pdcore.errors import Compacted, StoreError, StoreUnavailable
-from pdcore.registry.journal.chain import EMPTY, Limits, Tail, gap_entries, is_enough, next_entries, tail_of
+from pdcore.registry.journal.chain import (
+    EMPTY,
+    Limits,
+    Tail,
+    changes_of,
+    gap_entries,
+    is_enough,
+    next_entries,
+    tail_of,
+)
 from pdcore.registry.journal.entries import Entry, Piece
 from pdcore.registry.journal.replay import Replayer
 from pdcore.registry.journal.stream import Passed, Refused, Stream
@@ -215,14 +224,7 @@ class JournalWriter:
                 raise _Again("the store's id was changed")
 
     async def _append(self, stream: Stream, revision: Revision) -> None:
-        changes = tuple(
-            KeyChange(
-                change.key.removeprefix(self._view),
-                None if change.stored is None else change.stored.value,
-                revision.revision,
-            )
-            for change in revision.changes
-        )
+        changes = changes_of(revision, self._view)
         while self._tail.revision < revision.revision:
             await self._replay_when_due(stream)
             entries = self._next(revision.revision, changes)

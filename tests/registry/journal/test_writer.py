@@ -127,7 +127,7 @@ async def test_what_one_writer_was_not_handed_another_one_notices() -> None:
         scene.weathers[1].stalled = False
         await turns(2000)
         await scene.put("c")
-        await scene.until(lambda: scene.writers[1].statistics().gaps_total == 1, "noticed")
+        await scene.until(lambda: sum(one.statistics().gaps_total for one in scene.writers) == 2, "noticed")
     assert dropped not in {entry.revision for entry in await scene.entries() if isinstance(entry, Changes)}
     assert (await scene.gaps())[-1] == f"revision {dropped} was left out"
 
@@ -146,6 +146,28 @@ async def test_a_lost_tail_is_written_again_from_the_store() -> None:
         await scene.put("e")
         await scene.until(lambda: len(scene.stream.journal.lines) > len(whole), "refilled")
     assert [place for place, _ in scene.stream.journal.lines[: len(whole)]] == whole
+    assert await scene.gaps() == [BEFORE]
+
+
+async def test_what_was_noted_as_passed_says_nothing_about_a_journal_that_lost_its_tail() -> None:
+    scene = Scene()
+    async with scene.running():
+        await scene.until_written(scene.last)
+        before = scene.stream.journal.copy()
+        told = [await scene.put(name) for name in "bcd"]
+        await scene.commit(Put(KEYSPACE.side + "rooms/1", b"1"))
+        position = (await scene.store.list("")).revision
+
+        def passed() -> bool:
+            noted = scene.stream.journal.passed
+            return noted is not None and noted.revision >= position
+
+        await scene.until(passed, "noted as passed")
+        scene.stream.journal = Journal(before.lines, scene.stream.journal.passed)
+        await scene.restart(0)
+        told.append(await scene.put("e"))
+        await scene.until_written(scene.last)
+    assert [entry.revision for entry in await scene.entries() if isinstance(entry, Changes)] == told
     assert await scene.gaps() == [BEFORE]
 
 
