@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 from pdcore.beside import running_beside
+from pdcore.errors import LeaseGone
 from pdcore.registry.store import Delete, LeaseId, Put, Store
 from pdcore.topology import codec, keys
 from pdcore.topology.keys import Keyspace
@@ -35,8 +37,8 @@ class Fleet:
     @asynccontextmanager
     async def registered(self) -> AsyncIterator[None]:
         """Everything stands inside the block."""
-        await self.each(self.start)
         async with running_beside(self._keep()):
+            await self.each(self.start)
             yield
 
     async def each(self, act: Callable[[int], Awaitable[None]], at_once: int = AT_ONCE) -> None:
@@ -115,12 +117,16 @@ class Fleet:
         await self._store.revoke(self._leases.pop(number))
 
     async def _keep(self) -> None:
-        """Every lease three times per TTL."""
+        """Every lease three times per TTL, several at a time: a loaded machine must not lose them."""
         while True:
-            for number in range(self.size):
-                if (lease := self._leases.get(number)) is not None:
-                    await self._store.keep_alive(lease)
-                await asyncio.sleep(TTL_S / 3 / self.size)
+            began = time.monotonic()
+            await self.each(self._renew)
+            await asyncio.sleep(max(0.1, TTL_S / 3 - (time.monotonic() - began)))
+
+    async def _renew(self, number: int) -> None:
+        if (lease := self._leases.get(number)) is not None:
+            with suppress(LeaseGone):  # it may just have left
+                await self._store.keep_alive(lease)
 
 
 def _moved(record: Record, number: int, at: int) -> Record:
