@@ -14,7 +14,7 @@ from tests.support.cluster import Cluster
 from tests.support.eventually import eventually_now
 from tests.support.redis_server import RedisServer, redis_server
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.cluster
 
 REQUEST = {"model": "tiny", "prompt": "hello", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
 ENTRIES = "{pdcore}:entries"

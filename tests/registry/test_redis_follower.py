@@ -13,6 +13,8 @@ import pytest
 from pdcore.config import StoreAccess
 from pdcore.registry.connect import open_store
 from pdcore.registry.follower import Follower
+from pdcore.registry.redis.driver import RedisStore
+from pdcore.registry.redis.watch import Patience
 from pdcore.registry.store import Put, Store
 from pdcore.topology.keys import router
 from tests.registry.redis_factory import RedisFactory
@@ -77,7 +79,7 @@ async def test_a_killed_server_that_comes_back_with_its_data_is_resumed(own_redi
         assert [event.revision for event in heard.events] == revisions
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 async def test_a_stopped_server_is_noticed_within_eight_seconds(own_redis: RedisServer) -> None:
     async with _followed(own_redis.url) as (store, follower):
         await put_router(store, "a")
@@ -113,7 +115,9 @@ async def test_trimming_while_cut_off_is_told_as_the_difference(own_redis: Redis
 
 
 async def test_a_flushed_server_is_another_store(own_redis: RedisServer) -> None:
-    async with _followed(own_redis.url) as (store, follower):
+    access = StoreAccess(url=own_redis.url, timeout_s=1)
+    patience = Patience(ping_s=0.3, answer_s=3.0)
+    async with RedisStore(access, patience=patience) as store, Follower(store, KEYSPACE) as follower:
         await put_router(store, "old")
         before = await following(follower, "old")
         own_redis.flush()
