@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from typing import Final, Protocol, Self, TypeVar
 
+import anyio
 import httpx
 
 from pdcore.errors import PdcoreError
@@ -86,8 +87,9 @@ class HttpxUpstream:
         self._client: httpx.AsyncClient | None = None
 
     async def __aenter__(self) -> Self:
+        # A pool over its number of idle connections closes some that it has just given to a request.
         limits = httpx.Limits(
-            max_connections=None, max_keepalive_connections=256, keepalive_expiry=KEEPALIVE_S
+            max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S
         )
         client = httpx.AsyncClient(
             timeout=self._timeout, limits=limits, trust_env=False, follow_redirects=False, verify=False
@@ -115,7 +117,21 @@ class HttpxUpstream:
     async def _send(
         self, client: httpx.AsyncClient, request: httpx.Request, responses: list[httpx.Response]
     ) -> None:
-        responses.append(await client.send(request, stream=True))
+        try:
+            responses.append(await client.send(request, stream=True))
+        except (httpx.ReadError, httpx.WriteError) as wrong:
+            if _closed_by_the_pool(wrong):
+                raise NotConnected("the pool closed the connection first", timed_out=False) from wrong
+            raise
+
+
+def _closed_by_the_pool(error: BaseException) -> bool:
+    """Whether this side closed a connection on which a request was to begin, as the pool does with one that expires
+    between being chosen and being used. The engine, if it heard of the request at all, saw its client leave."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, anyio.ClosedResourceError):
+        cause = cause.__cause__ or cause.__context__  # the pool raises anew "from None"
+    return cause is not None
 
 
 class _HttpxAnswer:
