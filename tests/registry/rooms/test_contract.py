@@ -221,18 +221,6 @@ async def test_what_cannot_be_a_room_is_refused(sides: Sides) -> None:
     assert writer.statistics().live == 0
 
 
-async def test_a_value_that_is_no_rank_counts_as_none(sides: Sides) -> None:
-    if sides.place.redis is not None:
-        pytest.skip("one kind of place is enough: both read values by one function")
-    reader = await sides.reader()
-    for room, value in enumerate((b"", b"-1", b"1.0", b"99999", b"true", b"\xff" * 100), start=1):
-        key = f"{names.prefix(sides.place.keyspace)}p0/{room}"
-        await sides.place.store.commit((), (Put(key, value),))
-    foreign = f"{names.prefix(sides.place.keyspace)}p0/not-a-room"
-    await sides.place.store.commit((), (Put(foreign, b"1"),))
-    assert await reader.resolve("p0", range(1, 7), 0.2) == {}
-
-
 async def test_waiting_for_the_write_of_a_room_has_a_deadline(sides: Sides) -> None:
     writer = await sides.writer()
     with pytest.raises(StoreUnavailable):

@@ -182,6 +182,18 @@ async def test_a_reader_lists_again_after_a_break_and_a_wiped_store() -> None:
         assert await reader.resolve("p0", [7], 0.05) == {}
 
 
+async def test_a_value_that_is_no_rank_counts_as_none() -> None:
+    store = MemoryStore(alive_s=0.1)
+    for room, value in enumerate((b"", b"-1", b"1.0", b"99999", b"true", b"\xff" * 100), start=1):
+        await store.commit((), (Put(names.key(KEYSPACE, RoomName("p0", room)), value),))
+    for foreign in ("p0/not-a-room", f"p0/{1 << 63}", "p0/07", "p0", "p0/7/8"):
+        await store.commit((), (Put(names.prefix(KEYSPACE) + foreign, b"1"),))
+    await put(store, 99, 1)
+    async with StoreReader(KEYSPACE, store, SystemClock()) as reader:
+        assert await reader.resolve("p0", [*range(1, 8), 99], 0.3) == {99: 1}
+        assert reader.statistics().known == 1
+
+
 async def test_waiting_is_bounded() -> None:
     awaited: Awaited[int, int] = Awaited(2)
     with pytest.raises(StoreRefused, match="more than 2"):
