@@ -56,6 +56,8 @@ async def admitted_store(access: StoreAccess, keyspace: Keyspace) -> AsyncIterat
             raise ConfigError(f"{_WHERE}: {refused}") from refused
         except StoreError as error:
             _log.warning("the store does not answer yet", reason=str(error))
+        if access.url.startswith(REDIS):
+            _log.warning("a fail-over of this store may lose writes and claims", store=access.url)
         yield store
 
 

@@ -204,6 +204,20 @@ def test_a_stream_entry_holds_puts_and_deletes() -> None:
     )
 
 
+@pytest.mark.parametrize("entry", [b"", b"1 2 3", b"a b c d", b"\xff 2 0 v"])
+def test_what_somebody_else_wrote_is_refused(entry: bytes) -> None:
+    with pytest.raises(StoreRefused):
+        stored(entry)
+    for fields in (
+        {},
+        {b"after": entry},
+        {b"after": b"t 1", b"+k": entry},
+        {b"after": b"t 1", b"gone": b"\xff"},
+    ):
+        with pytest.raises(StoreRefused):
+            read_entry((b"5-0", fields))
+
+
 def test_a_transaction_is_a_flat_list() -> None:
     conditions = (Absent("a"), ValueIs("b", b"1"), ModRevisionIs("c", 7))
     writes = (Put("d", b"2", LeaseId(5)), Put("e", b""), Delete("f"))

@@ -37,7 +37,6 @@ from pdcore.registry.store import (
     Write,
     check_transaction,
 )
-from pdcore.telemetry import logger
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -48,8 +47,6 @@ REAP_SPREAD_S: Final = 0.1
 REAP_LEASES: Final = 16
 STOPPED_MS: Final = 5_000
 """When nobody has looked for ended leases for so long, the server was away, and no holder could renew."""
-
-_log = logger(__name__)
 
 
 class RedisStore:
@@ -130,14 +127,10 @@ class RedisStore:
     async def _reap_for_ever(self) -> None:
         """Look for ended leases. That the store is away is told by the calls of those who need it."""
         await asyncio.sleep(random.uniform(0, REAP_S))
-        warned = False
         while True:
             left_s: float | None = None
             with suppress(StoreError):
                 left_s = await self.reap()
-                if not warned:
-                    _log.warning("a fail-over of this store may lose writes and claims", store=self._address)
-                    warned = True
             pause_s = REAP_S if left_s is None else min(left_s, REAP_S)
             # Many processes do this: they spread, and mostly one of them finds something.
             await asyncio.sleep(pause_s + random.uniform(0, REAP_SPREAD_S))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from pdcore.errors import Compacted, StoreUnavailable
+from pdcore.errors import Compacted, StoreRefused, StoreUnavailable
 from pdcore.registry.store import Change, LeaseId, Revision, Stored
 
 VIEW: Final = "view"
@@ -39,10 +40,20 @@ def prefix_bounds(prefix: str) -> tuple[bytes, bytes]:
     return b"[" + key, b"(" + key[:-1] + bytes([key[-1] + 1])  # no text ends with the byte 255
 
 
+@contextmanager
+def _reading() -> Iterator[None]:
+    """What no script of ours wrote is refused, whatever it is."""
+    try:
+        yield
+    except (ValueError, KeyError) as error:
+        raise StoreRefused("Redis holds something below {pdcore}: that pdcore did not write") from error
+
+
 def stored(entry: bytes) -> Stored:
-    """What the hash of entries holds for a key."""
-    created, modified, lease, value = entry.split(b" ", 3)
-    return Stored(value, int(modified), int(created), _lease(lease))
+    """What the hash of entries holds for a key. Raises :class:`StoreRefused` when somebody else wrote it."""
+    with _reading():
+        created, modified, lease, value = entry.split(b" ", 3)
+        return Stored(value, int(modified), int(created), _lease(lease))
 
 
 def _lease(text: bytes) -> LeaseId | None:
@@ -60,15 +71,18 @@ class Entry:
 
 
 def read_entry(raw: RawEntry) -> Entry:
-    """A stream entry as the scripts write it."""
-    entry_id, fields = raw
-    revision = int(entry_id.partition(b"-")[0])
-    timeline, after = fields[b"after"].split(b" ")
-    gone = fields[b"gone"].decode().split(NUL) if b"gone" in fields else []
-    puts = [
-        Change(name[1:].decode(), _put(text, revision)) for name, text in fields.items() if name[:1] == b"+"
-    ]
-    return Entry(revision, timeline, int(after), (*(Change(key, None) for key in gone), *puts))
+    """A stream entry as the scripts write it. Raises :class:`StoreRefused` when somebody else wrote it."""
+    with _reading():
+        entry_id, fields = raw
+        revision = int(entry_id.partition(b"-")[0])
+        timeline, after = fields[b"after"].split(b" ")
+        gone = fields[b"gone"].decode().split(NUL) if b"gone" in fields else []
+        puts = [
+            Change(name[1:].decode(), _put(text, revision))
+            for name, text in fields.items()
+            if name[:1] == b"+"
+        ]
+        return Entry(revision, timeline, int(after), (*(Change(key, None) for key in gone), *puts))
 
 
 def _put(text: bytes, revision: int) -> Stored:
