@@ -6,7 +6,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pdcore.registry.facade.bodies import (
@@ -192,6 +192,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     JSON, st.dictionaries(st.sampled_from([*RANK, "block_size", "block_sizes", "pp_size"]), JSON, max_size=4)
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.registry.facade.bodies import Address, RankRegistration, Shared
@@ -145,6 +145,7 @@ STEPS = st.tuples(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_no_address_ever_stands_twice_and_all_agree(steps: list[tuple[Any, RankPosition, int, str]]) -> None:
     some, said = RankTable(), dict[RankPosition, str]()

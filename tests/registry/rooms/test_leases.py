@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.registry.rooms.leases import OPEN_S, ROOMS_PER_LEASE, RoomLeases
@@ -99,6 +99,7 @@ class Model:
         return {room for room, (at, live) in self.rooms.items() if at == lease and (live or not live_only)}
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("hrdflw"), st.integers(1, 6)), max_size=60))
 def test_it_agrees_with_a_naive_model(steps: list[tuple[str, int]]) -> None:
     some, model, now, next_lease = RoomLeases(TTL_S), Model(), 0.0, 1

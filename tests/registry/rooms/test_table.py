@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.errors import StoreRefused
@@ -130,6 +130,7 @@ STEPS = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(STEPS, max_size=80), st.sampled_from([float("inf"), 20.0]))
 def test_the_store_ends_up_as_wanted(steps: list[tuple[str, int]], refresh_s: float) -> None:
     table, store, wanted, now = RoomTable(refresh_s=refresh_s), dict[int, int](), dict[int, int](), 0.0
