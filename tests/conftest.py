@@ -1,10 +1,14 @@
-"""The order of a run: what is fast comes first, so that it fails first."""
+"""What holds for every test: the order of a run (what is fast comes first, so that it fails first), and whose
+assertions explain themselves."""
 
 from __future__ import annotations
 
 from typing import Final
 
 import pytest
+
+for contract in ("store_contract", "load_contract", "fault_contract"):
+    pytest.register_assert_rewrite(f"tests.registry.{contract}")
 
 ORDER: Final = ("unit", "contract", "integration", "model", "container", "cluster", "device")
 

@@ -12,9 +12,6 @@ from tests.support.docker_engine import DockerEngine, NoEngine, docker_engine
 from tests.support.etcd_container import etcd_container
 from tests.support.etcd_server import etcd_server, require_etcd
 
-for contract in ("store_contract", "load_contract", "fault_contract"):
-    pytest.register_assert_rewrite(f"tests.registry.{contract}")
-
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[DockerEngine | None]:

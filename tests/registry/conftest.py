@@ -9,9 +9,6 @@ import pytest
 
 from tests.support.etcd_server import EtcdServer, etcd_server
 
-for contract in ("store_contract", "load_contract", "fault_contract"):
-    pytest.register_assert_rewrite(f"tests.registry.{contract}")
-
 
 @pytest.fixture(scope="session")
 def shared_etcd() -> Iterator[EtcdServer]:
