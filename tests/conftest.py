@@ -3,14 +3,24 @@ assertions explain themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
+
+from tests.support.logs import forget_configuration
 
 for contract in ("store_contract", "load_contract", "fault_contract"):
     pytest.register_assert_rewrite(f"tests.registry.{contract}")
 
 ORDER: Final = ("unit", "contract", "integration", "model", "container", "cluster", "device")
+
+
+@pytest.fixture(autouse=True)
+def _log_of_its_own() -> Iterator[None]:
+    """No test logs where an earlier one was told to."""
+    yield
+    forget_configuration()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -321,6 +321,6 @@ async def test_parent_dying_while_the_store_is_away_still_ends_its_ranks_and_reg
 
 
 async def test_a_wrong_store_url_is_one_sentence() -> None:
-    async with Registration(spec("redis://127.0.0.1:1", "a")) as registration:
+    async with Registration(spec("consul://127.0.0.1:1", "a")) as registration:
         with pytest.raises(ConfigError, match="--store"):
             await registration.claim()

@@ -53,7 +53,8 @@ class Told:
 class Writer:
     """Puts a new router and deletes the twentieth before it in one revision, a hundred times a second.
 
-    A name whose write ended without an answer is never judged: it may stand or not.
+    A name whose write ended without an answer is never judged: it may stand or not. A write begins when the one before
+    has ended, so the last one is the newest.
     """
 
     store: Store
@@ -62,6 +63,7 @@ class Writer:
     refusals: int = 0
     last_error: str | None = None
     paused: bool = False
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     async def run(self) -> None:
@@ -80,13 +82,14 @@ class Writer:
 
     async def write(self) -> Acknowledged:
         """One write; raises StoreError."""
-        number = next(self._numbers)
-        name, old = f"w{number}", f"w{number - KEPT}"
-        view = self.keyspace.view
-        writes = (Put(view + keys.router(name), _RECORD), Delete(view + keys.router(old)))
-        revision = (await self.store.commit((), writes)).revision
-        self.acknowledged[name] = done = Acknowledged(revision, time.monotonic())
-        return done
+        async with self._turn:
+            number = next(self._numbers)
+            name, old = f"w{number}", f"w{number - KEPT}"
+            view = self.keyspace.view
+            writes = (Put(view + keys.router(name), _RECORD), Delete(view + keys.router(old)))
+            revision = (await self.store.commit((), writes)).revision
+            self.acknowledged[name] = done = Acknowledged(revision, time.monotonic())
+            return done
 
 
 @dataclass(slots=True)
