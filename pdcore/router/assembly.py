@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Final
@@ -32,6 +33,7 @@ from pdcore.topology.compat import check_pair
 from pdcore.topology.events import Event, InstanceChanged, RankJoined, RankLost
 from pdcore.topology.instance import Instance
 from pdcore.topology.keys import Keyspace
+from pdcore.topology.shards import ShardedMap
 from pdcore.topology.topology import Topology
 
 _log = telemetry.logger(__name__)
@@ -116,16 +118,19 @@ def watching_the_fleet(serving: Serving, lifecycle: Lifecycle) -> Iterator[None]
     """Inside the block: readiness latches when the view first holds something that serves; old turns are dropped."""
 
     settled = False
+    known = ShardedMap[Instance]()
 
     def look() -> None:
-        nonlocal settled
+        nonlocal settled, known
         if not settled and serving.follower.synced:
             settled = True
             _settle_memory()
         view = serving.fleet.view
         if not lifecycle.latched and isinstance(servable(view, serving.ledger, serving.rules), Pick):
             lifecycle.latched = True
-        serving.ledger.forget(view.topology.instances)
+        before, known = known, view.topology.instances
+        if any(name not in known for name in known.changed(before)):
+            serving.ledger.forget(known)
 
     def on_note(note: Note) -> None:
         if note.kind == "frozen":
@@ -133,9 +138,10 @@ def watching_the_fleet(serving: Serving, lifecycle: Lifecycle) -> Iterator[None]
 
     def on_events(events: tuple[Event, ...], topology: Topology) -> None:
         for event in events:
-            facts = event.log_fields()
-            say = _log.debug if _is_detail(event) else _log.info
-            say(str(facts.pop("event")).replace("_", " "), **facts)
+            level = logging.DEBUG if _is_detail(event) else logging.INFO
+            if _log.is_enabled_for(level):
+                facts = event.log_fields()
+                _log.log(level, str(facts.pop("event")).replace("_", " "), **facts)
 
     with ExitStack() as stack:
         stack.callback(serving.follower.subscribe(on_events))

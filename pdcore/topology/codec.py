@@ -85,7 +85,7 @@ _INSTANCE: Final[Mapping[str, Check]] = {
     "cp_size": _size,
     "tp_size": _size,
     "pp_size": fields.whole(1, 1),
-    "compat": lambda value: compat_from(fields.opaque(value)),
+    "compat": lambda value: _shared_compat(fields.opaque(value)),
     "kv_tokens": fields.whole(0, 1 << 48),
     "block_size": fields.whole(1, 1 << 16),
     "machine": fields.text(256),
@@ -125,6 +125,10 @@ _ORDER: Final[Mapping[str, Check]] = {
 }
 _STORE_ID: Final[Mapping[str, Check]] = {"store_id": fields.name}
 _MAY_BE_ABSENT: Final = frozenset({"bootstrap_host", "bootstrap_port", "candidate", "deadline"})
+
+_MOST_COMPATS: Final = 64
+_COMPATS: Final[dict[str, Compat]] = {}
+"""What was read before, by how it was said; forgotten whole when it grows."""
 
 _SCHEMAS: Final[Mapping[type, Mapping[str, Check]]] = {
     InstanceRecord: _INSTANCE,
@@ -171,6 +175,18 @@ def compat_from(value: Mapping[str, object]) -> Compat:
     """Read :func:`compat_document`'s object. Raises ValueError with a sentence naming the field."""
     known, extra = _read(value, _COMPAT)
     return Compat(**known, extra=extra)
+
+
+def _shared_compat(value: Mapping[str, object]) -> Compat:
+    """``compat_from(value)``, one object for all instances that say the same: a fleet has few of them."""
+    said = repr(value)  # as objects, true would equal 1
+    compat = _COMPATS.get(said)
+    if compat is None:
+        compat = compat_from(value)
+        if len(_COMPATS) >= _MOST_COMPATS:
+            _COMPATS.clear()
+        _COMPATS[said] = compat
+    return compat
 
 
 def decode(key: str, value: bytes) -> Record | Rejected:

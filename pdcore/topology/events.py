@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import ClassVar, Final, Literal, TypedDict, get_args
 
 from pdcore.topology import keys
@@ -196,6 +197,7 @@ Event = (
 
 _FIELDS: Final = {kind.kind: tuple(field.name for field in fields(kind)) for kind in get_args(Event)}
 _RECORD_FIELDS: Final = tuple(field.name for field in fields(InstanceRecord))
+_record_values: Final = attrgetter(*_RECORD_FIELDS)
 
 
 class _Mark(TypedDict):
@@ -278,8 +280,9 @@ def _said(was: Instance | None, now: Instance, about: _About) -> Iterator[Event]
         yield InstanceJoined(**about, record=now.record)
         return
     changed: list[str] = []
-    if was.record != now.record:
-        changed += (name for name in _RECORD_FIELDS if getattr(was.record, name) != getattr(now.record, name))
+    if was.record is not now.record:
+        pairs = zip(_RECORD_FIELDS, _record_values(was.record), _record_values(now.record), strict=True)
+        changed += (name for name, before, after in pairs if before is not after and before != after)
     if was.draining and not now.draining:
         changed.append("draining")
     if changed:

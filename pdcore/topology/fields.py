@@ -111,7 +111,7 @@ def many(check: Check, low: int, high: int) -> Check:
         if not isinstance(value, list | tuple) or not low <= len(value) <= high:
             raise Wrong(f"{shown(value)} must be a list of {low} to {high} items")
         items = tuple(check(item) for item in value)
-        if len(set(items)) != len(items):
+        if len(items) > 1 and len(set(items)) != len(items):
             raise Wrong(f"{shown(value)} names the same item twice")
         return items
 

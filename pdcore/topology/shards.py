@@ -3,8 +3,9 @@
 A topology is replaced on every event, and its maps hold thousands of entries of which one or two differ. So a map is
 a fixed row of small dictionaries: a change copies the row and the dictionaries it touches, everything else is shared.
 With 1,000 entries that is 64 pointers and 16 entries instead of 1,000, and what two generations of a map share
-is skipped by identity when they are compared. A plain dictionary would cost as much as all the rest of an event; a
-tree would share more but is slower to read, and reading is what routers do.
+is skipped by identity when they are compared; a map also knows in what it differs from the one it was made of, which is
+the comparison that every event asks for. A plain dictionary would cost as much as all the rest of an event; a tree
+would share more but is slower to read, and reading is what routers do.
 """
 
 from __future__ import annotations
@@ -12,22 +13,28 @@ from __future__ import annotations
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from itertools import compress
 from operator import is_not
-from typing import Final, Generic, TypeVar, overload
+from typing import Any, Final, Generic, TypeVar, overload
 
 T = TypeVar("T")
 V = TypeVar("V")
 
 _SHARDS: Final = 64
+_EMPTY_ROW: Final[tuple[dict[str, Any], ...]] = ({},) * _SHARDS
 
 
 class ShardedMap(Mapping[str, V], Generic[V]):
     """An immutable mapping from names to values. Iteration has no meaningful order."""
 
-    __slots__ = ("_count", "_row")
+    __slots__ = ("_count", "_mark", "_names", "_origin", "_row")
 
     def __init__(self) -> None:
-        self._row: tuple[dict[str, V], ...] = ({},) * _SHARDS
+        self._row: tuple[dict[str, V], ...] = _EMPTY_ROW
         self._count = 0
+        self._mark = object()
+        self._origin: object = (
+            None  # the mark, not the map: a generation must not keep all earlier ones alive
+        )
+        self._names: list[str] = []  # what differs from the map with that mark
 
     def __getitem__(self, key: str) -> V:
         return self._row[hash(key) % _SHARDS][key]
@@ -78,12 +85,14 @@ class ShardedMap(Mapping[str, V], Generic[V]):
             return self
         row = list(self._row)
         copied: set[int] = set()
+        names: list[str] = []
         count = self._count
         for key, value in changes.items():
             index = hash(key) % _SHARDS
             held = row[index].get(key)
             if held is value:
                 continue
+            names.append(key)
             if index not in copied:
                 row[index] = dict(row[index])
                 copied.add(index)
@@ -92,15 +101,23 @@ class ShardedMap(Mapping[str, V], Generic[V]):
                 del row[index][key]
             else:
                 row[index][key] = value
-        return self if not copied else _from_row(tuple(row), count)
+        if not names:
+            return self
+        made: ShardedMap[V] = ShardedMap()
+        made._row, made._count = tuple(row), count
+        made._origin, made._names = self._mark, sorted(names)
+        return made
 
     def changed(self, older: ShardedMap[V]) -> list[str]:
         """The names whose value is another object here than in ``older``, or is in one of the two only; sorted."""
+        if self is older:
+            return []
+        if self._origin is older._mark:
+            return list(self._names)
         names: set[str] = set()
-        if self is not older:
-            pairs = zip(self._row, older._row, strict=True)
-            for mine, theirs in compress(pairs, map(is_not, self._row, older._row)):
-                names.update(k for k in mine.keys() | theirs.keys() if mine.get(k) is not theirs.get(k))
+        pairs = zip(self._row, older._row, strict=True)
+        for mine, theirs in compress(pairs, map(is_not, self._row, older._row)):
+            names.update(k for k in mine.keys() | theirs.keys() if mine.get(k) is not theirs.get(k))
         return sorted(names)
 
 
@@ -122,10 +139,3 @@ class _Items(ItemsView[str, V]):
     def __iter__(self) -> Iterator[tuple[str, V]]:
         for shard in self._mapping._row:
             yield from shard.items()
-
-
-def _from_row(row: tuple[dict[str, V], ...], count: int) -> ShardedMap[V]:
-    made: ShardedMap[V] = ShardedMap()
-    made._row = row
-    made._count = count
-    return made

@@ -159,7 +159,7 @@ def _missing(known: Instance, now: Instance | None) -> str | None:
     """What the keyspace lacks of ``known``; None when nothing."""
     if now is None:
         return "its record vanished unexplained"
-    if _layout(now.record) != _layout(known.record):
+    if now.ranks is known.ranks or _layout(now.record) != _layout(known.record):
         return None
     gone = [str(position) for position in known.ranks if position not in now.ranks]
     return f"rank {gone[0]} vanished unexplained ({len(gone)} in all)" if gone else None

@@ -160,8 +160,10 @@ class Fleet:
 
     def _on_topology(self, topology: Topology) -> None:
         old, self._followed, self._listed = self._followed, topology, True
-        now = self._clock.now()
-        self._overlay, notes = observe(self._overlay, old, topology, now, self._random, roles=self._roles)
+        before, now = self._overlay, self._clock.now()
+        self._overlay, notes = observe(before, old, topology, now, self._random, roles=self._roles)
+        if self._overlay is not before:
+            self._news.set()
         self._tell(notes)
 
     def _become(self, overlay: Overlay, notes: tuple[Note, ...]) -> None:
@@ -173,7 +175,6 @@ class Fleet:
     def _tell(self, notes: tuple[Note, ...]) -> None:
         """What readers see has changed."""
         self._view = None
-        self._news.set()
         self._changed.set()
         self._changed = asyncio.Event()
         for note in notes:
