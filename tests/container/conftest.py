@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
 from tests.support.docker_engine import DockerEngine, NoEngine, docker_engine
-from tests.support.etcd_container import etcd_container
-from tests.support.etcd_server import etcd_server, require_etcd
+from tests.support.etcd_server import require_etcd
 
 
 @pytest.fixture(scope="session")
@@ -25,21 +23,3 @@ def engine() -> Iterator[DockerEngine | None]:
             pytest.fail(str(missing), pytrace=False)
         print(f"no containers: {missing}")
         yield None
-
-
-@contextmanager
-def fresh_etcd(engine: DockerEngine | None) -> Iterator[str]:
-    """``host:port`` of an empty etcd in a container, or of a local one where there is no engine."""
-    if engine is None:
-        with etcd_server() as server:
-            yield server.endpoint
-        return
-    with etcd_container(engine) as endpoint:
-        yield endpoint
-
-
-@pytest.fixture(scope="session")
-def contained_etcd(engine: DockerEngine | None) -> Iterator[str]:
-    """``host:port`` of the run's etcd in a container."""
-    with fresh_etcd(engine) as endpoint:
-        yield endpoint
