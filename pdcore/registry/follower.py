@@ -222,8 +222,6 @@ class Follower:
 
     async def _follow(self) -> None:
         """Follow until the connection breaks or the position is in doubt."""
-        if self._doubt is None:
-            await self._compare_store_id()
         resumed = self._doubt is None
         if not resumed:
             await self._relist()
@@ -233,7 +231,10 @@ class Follower:
             self._store.watch(self._view, self._position) as messages,
             running_beside(self._reconcile_for_ever(first_pause_s)),
         ):
-            self._hear(await anext(messages))  # connected; what was missed still follows
+            connected = await anext(messages)  # what was missed still follows
+            if resumed:  # only now: before, the store could still be replaced between the answer and the watch
+                await self._compare_store_id()
+            self._hear(connected)
             async for message in messages:
                 self._hear(message)
                 self._note_passed(message.revision)
@@ -241,7 +242,7 @@ class Follower:
     async def _compare_store_id(self) -> None:
         stored = await self._store.get(self._view + STORE_ID)
         if stored is None or stored.value != self._store_id:
-            self._doubt = "the store has another id"
+            raise _Doubt("the store has another id")
 
     async def _relist(self) -> None:
         snapshot = await self._list_with_store_id()
