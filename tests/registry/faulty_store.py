@@ -56,6 +56,7 @@ class FaultyStore(Generic[StoreT]):
         self.hold_revisions = False
         self.break_next_message = False
         self.during_list: Callable[[], Awaitable[object]] | None = None
+        self.before_watch: Callable[[], Awaitable[object]] | None = None
         self.lists_total = 0
         self._held: list[WatchMessage] = []
         self._told: list[WatchMessage] = []
@@ -98,6 +99,9 @@ class FaultyStore(Generic[StoreT]):
     @asynccontextmanager
     async def watch(self, prefix: str, after_revision: int) -> AsyncIterator[AsyncIterator[WatchMessage]]:
         self._check()
+        if self.before_watch is not None:
+            before, self.before_watch = self.before_watch, None
+            await before()
         async with self.store.watch(prefix, after_revision) as messages:
             async with aclosing(self._passed_on(messages)) as passed:
                 yield passed

@@ -259,6 +259,26 @@ class TestFollower:
             assert topology.store_id not in {None, before.store_id}
             assert follower.relists_total == 1
 
+    async def test_a_store_replaced_at_the_last_moment_tells_nothing_as_if_it_were_the_old_one(self) -> None:
+        store, heard = memory(), Heard()
+        async with follower_of(store) as follower:
+            await put_router(store, "old")
+            await following(follower, "old")
+            follower.subscribe(heard)
+
+            async def replaced_and_overtaken() -> None:
+                store.store.wipe()
+                for _ in range(100):
+                    await put_router(store.store, "new")
+
+            store.down = True
+            await eventually(lambda: follower.last_error is not None, WITHIN_S)
+            store.before_watch = replaced_and_overtaken
+            store.down = False
+            await follower.wait_until(has("new"), WITHIN_S)
+            assert (follower.relists_total, follower.repairs_total) == (1, 0)
+        assert sorted(heard.routers()) == [("RouterJoined", "new", True), ("RouterLost", "old", True)]
+
     async def test_a_store_id_deleted_or_replaced_under_the_watch_is_renewed(self) -> None:
         store = memory()
         async with follower_of(store) as follower:
