@@ -112,8 +112,7 @@ async def in_process(bench: Bench) -> None:
     snapshot = await bench.store.list(KEYSPACE.view)
     for kind, answers_of in (("rank", rank_answers), ("instance", state_answers)):
         answers = answers_of(bench.fleet, KEYSPACE, snapshot.revision + 1, bench.puts)
-        # In a thread, so that the fleet's leases are kept alive meanwhile.
-        event = await asyncio.to_thread(asyncio.run, per_event(snapshot, KEYSPACE, answers))
+        event = await per_event(snapshot, KEYSPACE, answers)
         bench.figures.append(limit(f"{kind} event, CPU: decode, fold, diff, subscribers", event, "µs", 150))
     line = Figure(name="log line, CPU", value=per_line(), unit="µs", beside="that event", reference=event)
     bench.figures.append(line)

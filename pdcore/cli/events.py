@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Final
 
 import click
@@ -60,8 +61,9 @@ def events(since: int | None, follow: bool, as_json: bool, **flags: str | None) 
 
 async def _show_kept(config: CommonConfig, since: int | None, show: Show) -> None:
     async with open_past(config) as past:
-        async for told in past.history.since(since):
-            show(told)
+        async with aclosing(past.history.since(since)) as kept:
+            async for told in kept:
+                show(told)
 
 
 async def _follow(config: CommonConfig, since: int | None, show: Show) -> None:
@@ -89,9 +91,10 @@ async def _wait_synced(follower: Follower, timeout_s: float) -> None:
 async def _show_past(past: Past, since: int, show: Show) -> int:
     """Show what happened since; the revision up to which that was."""
     shown = since
-    async for told in past.history.since(since):
-        show(told)
-        shown = told.revision
+    async with aclosing(past.history.since(since)) as kept:
+        async for told in kept:
+            show(told)
+            shown = told.revision
     return shown
 
 

@@ -16,6 +16,7 @@ from pdcore.cli.past import open_past
 from pdcore.cli.terminal import FAILED, console, failing_in_one_line, reading_store
 from pdcore.cli.waiting import wait_everywhere
 from pdcore.config import COMMON, CommonConfig, StoreAccess, load, options
+from pdcore.errors import ConfigError
 from pdcore.group.overview import document, table
 from pdcore.registry.connect import open_store
 from pdcore.router.revision import HIGHEST_REVISION, LONGEST_WAIT_S
@@ -99,6 +100,8 @@ def diff(old: int, new: int, as_json: bool, **flags: str | None) -> None:
     """Show what differs between the fleet at two revisions, as events without the steps between."""
     with failing_in_one_line("pdcore topology diff"):
         config = load(CommonConfig, COMMON, flags, section="topology")
+        if old > new:
+            raise ConfigError(f"REVISION1 ({old}) must not be after REVISION2 ({new})")
         with reading_store(config.store):
             before, after = asyncio.run(_read_two(config, old, new))
         differences = events.diff(before, after, coalesced=True)

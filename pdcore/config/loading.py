@@ -127,7 +127,8 @@ def _read_file(
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as wrong:
-        return {}, [f"--config / PDCORE_CONFIG: cannot read {file}: {wrong}"]
+        why = wrong.strerror if isinstance(wrong, OSError) else wrong
+        return {}, [f"--config / PDCORE_CONFIG: cannot read {file}: {why}"]
     top = {key: value for key, value in document.items() if not isinstance(value, dict)}
     tables = {key: value for key, value in document.items() if isinstance(value, dict)}
     known = {

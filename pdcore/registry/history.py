@@ -6,10 +6,10 @@ the view before and after each step.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from pdcore.errors import Compacted
 from pdcore.registry.journal.chain import changes_of
@@ -20,6 +20,9 @@ from pdcore.registry.store import Revision, Snapshot, Store, WatchMessage
 from pdcore.topology.events import Event, diff
 from pdcore.topology.keys import Keyspace
 from pdcore.topology.topology import Topology, build
+
+EMPTY: Final = 1
+"""The revision that every store begins with, before anything was written."""
 
 
 @runtime_checkable
@@ -101,10 +104,11 @@ class History:
         beginning = None if journal is None else await journal.beginning()
         return None if beginning is None else beginning.time_ms
 
-    async def since(self, revision: int | None = None) -> AsyncIterator[Told]:
+    async def since(self, revision: int | None = None) -> AsyncGenerator[Told, None]:
         """What happened after ``revision`` (None: after the oldest view that is kept), until now.
 
-        Raises :class:`NotKept` with the oldest revision that works.
+        Raises :class:`NotKept` with the oldest revision that works. Close it (``aclosing``) if it is not read to its
+        end: a watch of the store is open meanwhile.
         """
         now = await self.now()
         if revision is None:
@@ -112,16 +116,17 @@ class History:
             if revision is None:
                 raise NotKept("this store keeps no history, and there is no journal: --redis names one")
         self._refuse_future(revision, now)
-        topology, steps = await self._base(revision, now)
-        async for step in steps:
-            after = step.topology(topology)
-            yield _told(topology, after, step.revision, step.time_ms, step.lost, step.keys is not None)
-            topology = after
+        topology, steps = await self._base(max(revision, EMPTY), now)
+        async with aclosing(steps):
+            async for step in steps:
+                after = step.topology(topology)
+                yield _told(topology, after, step.revision, step.time_ms, step.lost, step.keys is not None)
+                topology = after
         if topology.revision <= now.revision and topology != now:
             lost = f"nobody knows any more what happened between {topology.revision} and {now.revision}"
             yield _told(topology, now, now.revision, None, lost, True)
 
-    async def _base(self, revision: int, now: Topology) -> tuple[Topology, AsyncIterator[Step]]:
+    async def _base(self, revision: int, now: Topology) -> tuple[Topology, AsyncGenerator[Step, None]]:
         """The view at ``revision`` and the steps from there: the journal's where it has them, because it knows when."""
         journal = self._journal(now)
         beginning = None if journal is None else await journal.beginning()
@@ -142,26 +147,31 @@ class History:
 
     async def _recalled_and_journaled(
         self, after: int, beginning: int, journal: JournalReader, now: Topology
-    ) -> AsyncIterator[Step]:
-        async for step in self._recalled(after, beginning):
-            yield step
+    ) -> AsyncGenerator[Step, None]:
+        async with aclosing(self._recalled(after, beginning)) as recalled:
+            async for step in recalled:
+                yield step
         replayer = await journal.replayed(beginning)
         yield Step(
             revision=beginning, time_ms=None, keys=dict(replayer.keys)
         )  # nothing new, unless it compacted
-        async for step in self._journaled(journal, replayer, now):
-            yield step
+        async with aclosing(self._journaled(journal, replayer, now)) as journaled:
+            async for step in journaled:
+                yield step
 
-    async def _journaled(self, journal: JournalReader, after: Replayer, now: Topology) -> AsyncIterator[Step]:
+    async def _journaled(
+        self, journal: JournalReader, after: Replayer, now: Topology
+    ) -> AsyncGenerator[Step, None]:
         """The journal's steps behind ``after``, then those of the store that the journal does not have yet."""
         async for step in journal.steps(after):
             yield step
         end = await journal.end()
         if end is not None:
-            async for step in self._recalled(max(after.revision, end.revision), now.revision):
-                yield step
+            async with aclosing(self._recalled(max(after.revision, end.revision), now.revision)) as recalled:
+                async for step in recalled:
+                    yield step
 
-    async def _recalled(self, after: int, until: int) -> AsyncIterator[Step]:
+    async def _recalled(self, after: int, until: int) -> AsyncGenerator[Step, None]:
         """The store's own steps behind ``after`` up to ``until``, as far as it still knows them."""
         if self._memory is None or after >= until:
             return

@@ -67,7 +67,8 @@ class InstanceJoined(_OfInstance):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceChanged(_OfInstance):
-    """The same incarnation says something else in ``fields`` (``draining``: it was called back)."""
+    """The same incarnation says something else in ``fields``, also ones nobody here knows (``draining``: it was called
+    back)."""
 
     kind: ClassVar[str] = "instance_changed"
     record: InstanceRecord
@@ -282,11 +283,19 @@ def _said(was: Instance | None, now: Instance, about: _About) -> Iterator[Event]
     changed: list[str] = []
     if was.record is not now.record:
         pairs = zip(_RECORD_FIELDS, _record_values(was.record), _record_values(now.record), strict=True)
-        changed += (name for name, before, after in pairs if before is not after and before != after)
+        for name, before, after in pairs:
+            if before is not after and before != after:
+                changed += _unknown_changed(was, now) if name == "extra" else (name,)
     if was.draining and not now.draining:
         changed.append("draining")
     if changed:
         yield InstanceChanged(**about, record=now.record, fields=tuple(changed))
+
+
+def _unknown_changed(was: Instance, now: Instance) -> Iterator[str]:
+    """The fields that are no part of the schema here, by their own names."""
+    before, after = was.record.extra, now.record.extra
+    return (name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name))
 
 
 def _ranks(was: Instance | None, now: Instance, about: _About, reason: LossReason) -> Iterator[Event]:

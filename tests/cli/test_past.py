@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import subprocess
@@ -169,6 +170,9 @@ def test_diff_says_what_differs(past: Scene) -> None:
     assert [event["event"] for event in read["events"]] == ["rank_lost", "instance_lost"]
     same = pdcore("topology", "diff", *where, str(past.lost), str(past.lost))
     assert same.output == f"Nothing differs between {past.lost} and {past.lost}.\n"
+    backwards = pdcore("topology", "diff", *where, str(past.lost), str(past.joined))
+    assert (backwards.exit_code, backwards.stderr.count("\n")) == (2, 1)
+    assert f"REVISION1 ({past.lost}) must not be after REVISION2" in backwards.stderr
 
 
 def test_events_are_lines_with_times_or_json(past: Scene) -> None:
@@ -181,6 +185,21 @@ def test_events_are_lines_with_times_or_json(past: Scene) -> None:
     objects = [json.loads(line) for line in pdcore("events", *where, "--json").output.splitlines()]
     assert "instance_joined" in {one["event"] for one in objects}
     assert all("revision" in one and "time" in one for one in objects)
+
+
+def test_events_that_nobody_reads_end_quietly(past: Scene) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    arguments = ("events", "--store", past.etcd.url, "--redis", past.redis.url, "--since", str(past.joined))
+    with open(write_end, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "pdcore", *arguments],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 @pytest.mark.parametrize("since", ["1", "99999"])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,7 +14,7 @@ from pdcore.clock import SystemClock
 from pdcore.config import StoreAccess
 from pdcore.registry.connect import open_store
 from pdcore.registry.follower import Follower
-from pdcore.registry.history import History, Told
+from pdcore.registry.history import EMPTY, History, Told
 from pdcore.registry.journal.reader import NotKept
 from pdcore.registry.journal.running import journals, writing_journal
 from pdcore.registry.journal.writer import JournalWriter
@@ -138,6 +139,17 @@ async def test_etcd_and_the_journal_tell_what_a_follower_saw_live(
             assert None not in {one.time_ms for one in from_journal}
             assert all(one.topology == at.live.views[one.revision] for one in from_journal)
         assert happened(await told_since(at.journaled, None))[-len(at.live.events) :] == at.live.events
+        for history in (at.history, at.journaled):
+            everything = happened(await told_since(history, 0))
+            assert everything == happened(await told_since(history, EMPTY))
+            assert everything[-len(at.live.events) :] == at.live.events
+
+        running = asyncio.all_tasks()
+        async with aclosing(at.history.since(EMPTY)) as kept:
+            await anext(kept)
+        await eventually(
+            lambda: asyncio.all_tasks() <= running, WITHIN_S, "nothing left of who stopped reading"
+        )
 
         compact_etcd(own_etcd.endpoint, revisions[-2])
         with pytest.raises(NotKept, match=f"the oldest that works is {revisions[-2]}$"):

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
 from pdcore.topology.codec import encode
-from pdcore.topology.events import Event, InstanceLost, InstanceNotReady, RankJoined, RankLost, diff
+from pdcore.topology.events import (
+    Event,
+    InstanceChanged,
+    InstanceLost,
+    InstanceNotReady,
+    RankJoined,
+    RankLost,
+    diff,
+)
 from pdcore.topology.records import (
     DepartureReason,
     DepartureRecord,
@@ -52,6 +60,14 @@ def _line(event: Event) -> str:
 
 PAIR = complete("p0", instance_record(tp_size=2))
 FLEET = topology_of(PAIR)
+
+
+def test_a_field_that_only_others_know_is_told_by_its_name() -> None:
+    old = topology_of(complete("d0", instance_record("decode")))
+    said = replace(instance_record("decode"), extra={"drained": True})
+    (event,) = diff(old, after(old, {"instances/d0": said}))
+    assert isinstance(event, InstanceChanged)
+    assert event.fields == ("drained",)
 
 
 def departure(reason: DepartureReason, incarnation: str = "inc-1") -> DepartureRecord:

@@ -175,7 +175,7 @@ _TABLE: Final[tuple[tuple[str, str, type[StoreError]], ...]] = (
 def translate(error: Exception, address: str) -> StoreError:
     """The error to raise for a call to the Redis at ``address`` that failed; what no row names is a refusal."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    text = " ".join(str(error).split())
+    text = " ".join(str(error).split()).rstrip(".")
     said = "it asks for a password" if _NO_LOGIN in text else text or "no answer in time"
     message = f"redis at {address}: {said}"
     for kind, fragment, make in _TABLE:
