@@ -89,8 +89,15 @@ class Replayer:
 
     def _rebase(self, revision: int, keys: dict[str, Stored]) -> Step | None:
         lost, self._lost = self._lost, None
-        if self._based and lost is None and keys != self.keys:
-            lost = "the journal's own snapshot says something else than its changes"
+        if self._based and lost is None:
+            lost = self._contradiction(revision, keys)
         known = self._based and lost is None
         self._based, self.revision, self.keys = True, revision, keys
         return None if known else Step(revision=revision, time_ms=self._time_ms, keys=dict(keys), lost=lost)
+
+    def _contradiction(self, revision: int, keys: dict[str, Stored]) -> str | None:
+        if revision != self.revision:  # even when its keys say the same: a change may have come and gone
+            return f"the journal misses what happened between {self.revision} and {revision}"
+        if keys != self.keys:
+            return "the journal's own snapshot says something else than its changes"
+        return None

@@ -104,6 +104,15 @@ def test_a_change_without_its_predecessor_says_what_is_missing() -> None:
     assert replayed(entries)[-1][0].lost == "the journal misses what happened between 1 and 2"
 
 
+def test_a_missing_change_is_told_also_where_the_snapshot_behind_it_says_the_same() -> None:
+    writes = [{"routers/r0": b"1"}, {"routers/r1": b"1"}, {"routers/r2": b"1"}, {"routers/r3": None}]
+    entries = journal_of(History(writes))
+    assert isinstance(entries[-1], Piece)
+    assert isinstance(entries[-2], Changes)
+    last, _ = replayed([*entries[:-2], entries[-1]])[-1]
+    assert last.lost == "the journal misses what happened between 3 and 4"
+
+
 def test_times_never_go_back_in_a_replay() -> None:
     tail = tail_of(gap_entries(EMPTY, 1, "began", 500, snapshot={}, limits=LIMITS)[-1])
     entries = gap_entries(EMPTY, 1, "began", 500, snapshot={}, limits=LIMITS)
