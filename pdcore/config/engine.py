@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from pdcore.config.process import COMMON, LISTEN, ListenConfig
-from pdcore.config.setting import Setting, flag, integer, name, one_of, path, text
+from pdcore.config.setting import Setting, flag, host_and_port, integer, name, one_of, path, text
 
 ENGINE: Final = (
     *COMMON,
@@ -43,11 +43,51 @@ ENGINE: Final = (
         parse=name,
     ),
     Setting(
-        name="nnodes",
-        help="Machines that the instance spans; more than one need --instance-id, and are refused so far.",
+        name="tp",
+        help="Tensor parallel size: ranks that share the heads of every layer.",
         parse=integer(1, 1024),
         default="1",
         metavar="N",
+    ),
+    Setting(
+        name="cp",
+        help="Context parallel size: ranks that share the tokens of a prompt; prefill only.",
+        parse=integer(1, 1024),
+        default="1",
+        metavar="N",
+    ),
+    Setting(
+        name="dp",
+        help="Data parallel size: groups of cp * tp ranks, each with requests and a KV cache of its own.",
+        parse=integer(1, 1024),
+        default="1",
+        metavar="N",
+    ),
+    Setting(
+        name="nnodes",
+        help="Machines that the instance spans; more than one need --instance-id.",
+        parse=integer(1, 1024),
+        default="1",
+        metavar="N",
+    ),
+    Setting(
+        name="node_rank",
+        help="Which of those machines this is; the leader, which answers HTTP, is on 0.",
+        parse=integer(0, 1023),
+        default="0",
+        metavar="K",
+    ),
+    Setting(
+        name="devices_per_node",
+        help="Ranks on one machine; an equal share of them unless given.",
+        parse=integer(1, 1024),
+        metavar="N",
+    ),
+    Setting(
+        name="leader",
+        help="HTTP address of the leader, asked for the instance by its other machines where the store does not tell.",
+        parse=host_and_port,
+        metavar="HOST:PORT",
     ),
     Setting(
         name="take_over",
@@ -145,7 +185,13 @@ class EngineConfig(ListenConfig):
     port: int | None
     bootstrap_port: int
     instance_id: str | None
+    tp: int
+    cp: int
+    dp: int
     nnodes: int
+    node_rank: int
+    devices_per_node: int | None
+    leader: str | None
     take_over: bool
     lease_ttl_s: int
     device: str

@@ -82,6 +82,14 @@ def seconds(low: float, high: float) -> Parse:
     return parse
 
 
+def host_and_port(value: str) -> str:
+    """``HOST:PORT``; an IPv6 address in brackets."""
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise ValueError(f"{value!r} is not HOST:PORT with a port from 1 to 65535")
+    return value
+
+
 def one_of(*choices: str) -> Parse:
     """Exactly one of ``choices``."""
 

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import msgspec
 
+from pdcore.engine.placement import Sizes
 from pdcore.telemetry import LogFormat
+from pdcore.topology.keys import RankPosition
 
 
 class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's place, model and limits. ``dispatch`` is the ZMQ address of its leader.
 
+    ``device_index`` counts the ranks of this machine. ``rendezvous`` is where all ranks of the instance meet for
+    torch.distributed: ``file:///path`` on one machine, ``tcp://ip:port`` on several (``rendezvous_fd`` is the listening
+    socket of that address, inherited by rank 0.0.0 alone), empty for an instance of one rank. ``step_link`` is the ZMQ
+    address on which the DP leader meets its other ranks; ``tcp://ip:0`` has it pick a port and say so at the rendezvous.
     ``beat_fd`` is the write end of the pipe on which the rank proves to the registrar that its loop turns.
     ``runtime_dir`` is a private directory (0700) for this instance's unix sockets.
     """
@@ -26,7 +32,11 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     dp_size: int = 1
     cp_size: int = 1
     tp_size: int = 1
+    device_index: int = 0
     rank_ip: str
+    rendezvous: str = ""
+    rendezvous_fd: int | None = None
+    step_link: str = ""
     dispatch: str
     runtime_dir: str
     beat_fd: int | None
@@ -48,4 +58,19 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def identity(self) -> bytes:
         """The routing id of this rank's dispatch socket."""
-        return f"{self.dp}.{self.cp}.{self.tp}".encode()
+        return str(self.position).encode()
+
+    @property
+    def position(self) -> RankPosition:
+        """Where it stands in the instance."""
+        return RankPosition(self.dp, self.cp, self.tp)
+
+    @property
+    def sizes(self) -> Sizes:
+        """The instance's layout."""
+        return Sizes(dp=self.dp_size, cp=self.cp_size, tp=self.tp_size)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank decides for its DP group."""
+        return self.cp == self.tp == 0
