@@ -24,14 +24,14 @@ import zmq
 
 from pdcore.clock import SystemClock
 from pdcore.engine.kv.layout import KvLayout
-from pdcore.engine.messages import PrefillPeer
 from pdcore.engine.transfer.memory import address_of
+from pdcore.engine.transfer.orders import PrefillPeer
 from pdcore.engine.transfer.receiving import Arrived, HandoffFailed, ReceivingSession
 from pdcore.engine.transfer.sending import Handshaken, SendFailed, SendingSession
 from pdcore.engine.transfer.shm import ShmEngine
 from pdcore.engine.transfer.wire import RankIdentity
 
-LAYOUT = KvLayout(layers=30, kv_heads=3, head_dim=64, block_size=16, itemsize=4, dtype_name="float32")
+LAYOUT = KvLayout.dense(layers=30, kv_heads=3, head_dim=64, block_size=16, itemsize=4, dtype_name="float32")
 BUDGET_S = 30.0
 
 

@@ -21,7 +21,7 @@ from pdcore.engine.answer import WRITE_IDLE_S, Answer
 from pdcore.engine.dispatch import Reply
 from pdcore.engine.fields import Body
 from pdcore.engine.legs import Expectation, Leg
-from pdcore.engine.messages import Limits, PrefillPeer, Sampling, Start
+from pdcore.engine.messages import Limits, Sampling, Start
 from pdcore.engine.metrics import Metrics
 from pdcore.engine.model.stop_strings import StopStrings
 from pdcore.engine.openai import Head, Shape
@@ -29,6 +29,7 @@ from pdcore.engine.requests import SEED_BITS, Api, Conversation, GenerationReque
 from pdcore.engine.room_choice import recorded
 from pdcore.engine.state import LeaderState
 from pdcore.engine.transcript import Detokenizing, Piece, Transcript
+from pdcore.engine.transfer.orders import PrefillPeer
 from pdcore.errors import ApiError
 from pdcore.registry.rooms.writer import RoomWriter
 from pdcore.topology.keys import RankPosition

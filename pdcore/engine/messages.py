@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from pdcore.engine.transfer.orders import PrefillPeer
 from pdcore.errors import ErrorCode
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
@@ -33,19 +34,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
-
-
-class PrefillPeer(msgspec.Struct, frozen=True, kw_only=True):
-    """The prefill rank a decode rank must ask, as the leader read it from the keyspace."""
-
-    instance_id: str
-    incarnation: str
-    dp: int
-    cp: int
-    tp: int
-    rank_ip: str
-    rank_port: int
-    transfer: dict[str, object]
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):

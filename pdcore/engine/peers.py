@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from pdcore.engine.legs import Leg, choose_dp_rank, stale_peer
-from pdcore.engine.messages import PrefillPeer
 from pdcore.engine.room_choice import RoomLookup
+from pdcore.engine.transfer.orders import PrefillPeer
 from pdcore.errors import ApiError
 from pdcore.topology.compat import check_pair
 from pdcore.topology.instance import Instance

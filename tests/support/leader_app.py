@@ -15,9 +15,9 @@ from pdcore.engine.app import create_app
 from pdcore.engine.dispatch import Dispatch
 from pdcore.engine.generation import Engine
 from pdcore.engine.legs import Leg
-from pdcore.engine.messages import PrefillPeer
 from pdcore.engine.metrics import Metrics
 from pdcore.engine.state import LeaderState
+from pdcore.engine.transfer.orders import PrefillPeer
 from pdcore.errors import ApiError
 from pdcore.http_server import answering, listen, port_of
 from pdcore.topology.keys import RankPosition

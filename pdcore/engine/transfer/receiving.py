@@ -21,9 +21,10 @@ import zmq
 
 from pdcore.clock import Clock
 from pdcore.engine.kv.layout import KvLayout
-from pdcore.engine.messages import PrefillPeer
 from pdcore.engine.transfer import channel, wire
-from pdcore.engine.transfer.engine import Lost, Rung, TransferEngine
+from pdcore.engine.transfer.engine import Linked, Lost, Rung, TransferEngine
+from pdcore.engine.transfer.memory import Region
+from pdcore.engine.transfer.orders import PrefillPeer
 from pdcore.engine.transfer.plan import RegionShape, block_problem
 from pdcore.engine.transfer.receive_ledger import (
     Arrived,
@@ -105,7 +106,8 @@ class ReceivingSession:
         self._context = context
         self._clock = clock
         self._resend_s = resend_s
-        self._receiver = engine.receiver(self._shape.nbytes)
+        self._region = Region(self._shape.nbytes)
+        self._receiver = engine.receiver(self._region)
         self._ledger = ReceiveLedger(
             slots_total=slots_total,
             blocks_total=blocks_total,
@@ -120,8 +122,9 @@ class ReceivingSession:
         self._log = logger(__name__)
 
     def __enter__(self) -> Self:
+        self._region.__enter__()
         self._receiver.__enter__()
-        self._slots = SlotArray(self._receiver.memory[self._shape.slots_offset :])
+        self._slots = SlotArray(self._region.memory[self._shape.slots_offset :])
         return self
 
     def __exit__(
@@ -130,11 +133,12 @@ class ReceivingSession:
         for peer in list(self._peers.values()):
             self._close(peer)
         self._receiver.__exit__(kind, error, trace)
+        self._region.__exit__(kind, error, trace)
 
     @property
     def region_buffer(self) -> memoryview:
         """The KV blocks: what the pool is built over."""
-        return self._receiver.memory[: self._shape.pool_bytes]
+        return self._region.memory[: self._shape.pool_bytes]
 
     def pollables(self) -> list[int | zmq.Socket[bytes]]:
         """What the loop sleeps on; ask again after every ``open`` and ``poll``."""
@@ -239,6 +243,8 @@ class ReceivingSession:
             match news:
                 case Rung(seq=seq) if peer is not None:
                     self._ledger.rang(peer.key, seq)
+                case Linked() if peer is not None:
+                    peer.retry_at = -math.inf  # the hello it did not understand yet, again
                 case Lost() if peer is not None:
                     lost.append(peer)
         return lost
@@ -249,7 +255,7 @@ class ReceivingSession:
         effects: list[Effect] = []
         for _index, slot in self._slots.look():
             entry = self._ledger[slot.seq]
-            if not self._engine.requires_doorbell or entry.rung or entry.peer in fenced:
+            if not self._engine.caps.requires_doorbell or entry.rung or entry.peer in fenced:
                 effects += self._ledger.wrote(slot.seq, slot)
         return effects
 
@@ -362,6 +368,7 @@ class ReceivingSession:
             return wire.Abort(token=peer.token, seq=entry.seq, room=entry.room, code=entry.abort_code)
         if tell.what == "query":
             return wire.Query(token=peer.token, seq=entry.seq)
+        self._receiver.allow(peer.token, entry.seq)
         remaining_s = max(0.0, entry.deadline - self._clock.now())
         needed = self._shape.layout.blocks_for(entry.prompt_len)
         return wire.Handshake(

@@ -11,15 +11,15 @@ import zmq
 
 from pdcore.clock import Clock, SystemClock
 from pdcore.engine.kv.layout import KvLayout
-from pdcore.engine.messages import PrefillPeer
 from pdcore.engine.transfer.engine import TransferEngine
+from pdcore.engine.transfer.orders import PrefillPeer
 from pdcore.engine.transfer.receiving import ReceiveEvent, ReceivingSession
 from pdcore.engine.transfer.sending import Endpoint, Handshaken, SendEvent, SendingSession
 from pdcore.engine.transfer.shm import ShmEngine
 from pdcore.engine.transfer.wire import RankIdentity
 from tests.support.eventually import eventually_now
 
-LAYOUT = KvLayout(layers=2, kv_heads=1, head_dim=8, block_size=4, itemsize=4, dtype_name="float32")
+LAYOUT = KvLayout.dense(layers=2, kv_heads=1, head_dim=8, block_size=4, itemsize=4, dtype_name="float32")
 SOURCE_BLOCKS, DECODE_BLOCKS, SLOTS = 16, 32, 4
 CANARY = 0xC5
 Context = zmq.Context[zmq.Socket[bytes]]
