@@ -6,22 +6,38 @@ write through it again, and nothing else may be taken for that proof.
 
 A write that raised with ``in_doubt`` may land later. Two writes in one call may land in any order; a write that
 returned is visible to the peer before a later call starts (``requires_doorbell`` says if the peer needs ``ring`` too).
+
+Every write names the seq it belongs to. Decode allows a seq before it asks for it and revokes it when it wants nothing
+of it any more. An engine whose receiver looks at every write itself (``can_revoke``) then proves that no write of the
+seq lands later, however late it comes; with the others only ``Lost`` proves that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from pdcore.engine.transfer.memory import Region
 from pdcore.engine.transfer.plan import WriteOps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCaps:
+    """What an engine can do. ``cross_host``: reach another machine. ``can_revoke``: prove that a revoked seq lands no
+    more while its link lives. ``requires_doorbell``: a slot counts only after its ``Rung``."""
+
+    cross_host: bool
+    can_revoke: bool
+    requires_doorbell: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """Sender: a decode rank registered ``nbytes`` of memory under ``token``."""
+    """Sender: a decode rank registered ``nbytes`` of memory under ``token``. Receiver: the sender took the link; said
+    only by engines that cannot know it when ``connect`` returns."""
 
     token: bytes
     nbytes: int
@@ -36,10 +52,20 @@ class Rung:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
-    """Receiver: fenced, the peer can never write again. Sender: the decode rank is gone; ``release`` the link."""
+class Revoked:
+    """Receiver: the ``revoke`` that returned False is done; no write of ``seq`` lands any more."""
 
     token: bytes
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Receiver: fenced, the peer can never write again. Sender: the decode rank is gone; ``release`` the link.
+    ``why`` is a predicate for people."""
+
+    token: bytes
+    why: str = field(default="is gone", compare=False)
 
 
 class Owned(Protocol):
@@ -53,15 +79,10 @@ class Owned(Protocol):
 
 
 class Receiver(Owned, Protocol):
-    """Decode's side: registered memory and the links to those who write into it. Nothing here blocks."""
-
-    @property
-    def memory(self) -> memoryview:
-        """The registered region, zeroed once when it was made."""
-        ...
+    """Decode's side: the links to those who write into its region. Nothing here blocks."""
 
     def connect(self, endpoint: Mapping[str, object], token: bytes) -> None:
-        """Offer the memory to the sender at ``endpoint``.
+        """Offer the memory to the sender at ``endpoint``; a failure that shows later comes as ``Lost``.
 
         Raises ``PeerGone`` when nobody can be there, ``TransferTimeout`` when it should be tried again later.
         """
@@ -71,8 +92,18 @@ class Receiver(Owned, Protocol):
         """Give up a link that no write was ever asked on, or that was lost."""
         ...
 
-    def drain(self) -> list[Rung | Lost]:
-        """What the links said since the last call; rings of a link come before its loss."""
+    def allow(self, token: bytes, seq: int) -> None:
+        """Let writes of ``seq`` land that come over this link; say so before the peer is asked for it."""
+        ...
+
+    def revoke(self, token: bytes, seq: int) -> bool:
+        """Let no further write of ``seq`` land. True: proven. False: with ``can_revoke`` a write is landing right now
+        and ``Revoked`` follows; without, only the peer's own word or ``Lost`` tells. Once per allowed seq, also after
+        its KV arrived."""
+        ...
+
+    def drain(self) -> Sequence[Linked | Rung | Revoked | Lost]:
+        """What the links said since the last call; a link's ``Lost`` is the last about it and closes it."""
         ...
 
     def pollables(self) -> list[int]:
@@ -95,11 +126,14 @@ class Sender(Owned, Protocol):
         """File descriptors that become readable when ``drain`` has something."""
         ...
 
-    def write(self, token: bytes, ops: WriteOps) -> None:
-        """Copy from the source region; returns when visible to the peer. Raises a ``PeerError``."""
+    def write(self, token: bytes, ops: WriteOps, seq: int) -> None:
+        """Copy from the source region for ``seq``; returns when visible to the peer, within the engine's own deadline.
+
+        Raises a ``PeerError``: ``RejectedByPeer`` when the bounds or a revoked seq forbid it.
+        """
         ...
 
-    def write_bytes(self, token: bytes, offset: int, data: bytes) -> None:
+    def write_bytes(self, token: bytes, offset: int, data: bytes, seq: int) -> None:
         """Put ``data`` at ``offset`` of the peer's region, on the same terms as ``write``."""
         ...
 
@@ -121,12 +155,12 @@ class TransferEngine(Protocol):
         ...
 
     @property
-    def requires_doorbell(self) -> bool:
-        """Whether a slot counts only after its ``Rung``."""
+    def caps(self) -> EngineCaps:
+        """What it can do."""
         ...
 
-    def receiver(self, nbytes: int) -> Receiver:
-        """An unopened receiver with ``nbytes`` of memory."""
+    def receiver(self, region: Region) -> Receiver:
+        """An unopened receiver for ``region``, which is opened before it and closed after it."""
         ...
 
     def sender(self, source: memoryview, runtime_dir: Path) -> Sender:

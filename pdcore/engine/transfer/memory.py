@@ -10,7 +10,8 @@ import ctypes
 import fcntl
 import mmap
 import os
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MADV_DONTFORK: Final = 10
@@ -53,6 +54,26 @@ def check(fd: int, nbytes: int) -> None:
         raise ValueError("the offered file is no sealed memory") from error
     if seals & _SEALS != _SEALS:
         raise ValueError("the offered memory can still be resized")
+
+
+class Region:
+    """A decode rank's registered memory: ``nbytes``, zeroed once, open from ``with`` to its end.
+
+    The mapping itself stays for as long as a tensor or a view over it does: the last one unmaps it.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+    def __enter__(self) -> Self:
+        self.fd = create(self.nbytes)
+        self.memory = memoryview(mmap.mmap(self.fd, self.nbytes))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self.fd)
 
 
 class Mapping:

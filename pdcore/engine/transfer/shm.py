@@ -17,6 +17,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdcore.engine.transfer.engine import EngineCaps
+from pdcore.engine.transfer.memory import Region
 from pdcore.engine.transfer.shm_link import NAME
 from pdcore.engine.transfer.shm_receiver import ShmReceiver
 from pdcore.engine.transfer.shm_sender import ShmSender
@@ -29,7 +31,7 @@ def stores_are_ordered() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ShmEngine:
-    """See :class:`pdcore.engine.transfer.engine.TransferEngine`. ``requires_doorbell`` None asks the machine."""
+    """See :class:`pdcore.engine.transfer.engine.TransferEngine`. ``doorbell`` None asks the machine."""
 
     doorbell: bool | None = None
 
@@ -39,13 +41,14 @@ class ShmEngine:
         return NAME
 
     @property
-    def requires_doorbell(self) -> bool:
-        """Whether a slot counts only after its bell."""
-        return not stores_are_ordered() if self.doorbell is None else self.doorbell
+    def caps(self) -> EngineCaps:
+        """One machine; nobody looks at a plain store, so nothing but the fence stops one."""
+        doorbell = not stores_are_ordered() if self.doorbell is None else self.doorbell
+        return EngineCaps(cross_host=False, can_revoke=False, requires_doorbell=doorbell)
 
-    def receiver(self, nbytes: int) -> ShmReceiver:
+    def receiver(self, region: Region) -> ShmReceiver:
         """Decode's end."""
-        return ShmReceiver(nbytes)
+        return ShmReceiver(region)
 
     def sender(self, source: memoryview, runtime_dir: Path) -> ShmSender:
         """Prefill's end."""

@@ -1,17 +1,15 @@
-"""Decode's end of ``shm``: owns the memory, offers it, hears bells, sees the fence."""
+"""Decode's end of ``shm``: offers the memory, hears bells, sees the fence."""
 
 from __future__ import annotations
 
-import mmap
-import os
 import select
 import socket
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Self
 
-from pdcore.engine.transfer import memory
 from pdcore.engine.transfer.engine import Lost, Rung
+from pdcore.engine.transfer.memory import Region
 from pdcore.engine.transfer.shm_link import (
     BELL,
     LINK_VERSION,
@@ -30,17 +28,13 @@ _RECORDS_PER_DRAIN: Final = 1024
 class ShmReceiver:
     """See :class:`pdcore.engine.transfer.engine.Receiver`."""
 
-    def __init__(self, nbytes: int) -> None:
-        self._nbytes = nbytes
-        self._fd = -1
+    def __init__(self, region: Region) -> None:
+        self._region = region
         self._links: dict[bytes, socket.socket] = {}
         self._tokens: dict[int, bytes] = {}
         self.malformed = 0
 
     def __enter__(self) -> Self:
-        self._fd = memory.create(self._nbytes)
-        self._map = mmap.mmap(self._fd, self._nbytes)
-        self._view = memoryview(self._map)
         self._epoll = select.epoll()
         return self
 
@@ -50,14 +44,6 @@ class ShmReceiver:
         for token in list(self._links):
             self.disconnect(token)
         self._epoll.close()
-        os.close(self._fd)
-        self._fd = -1
-        # The mapping itself stays for as long as a tensor or a view over it does: the last one unmaps it.
-
-    @property
-    def memory(self) -> memoryview:
-        """The whole region."""
-        return self._view
 
     def connect(self, endpoint: Mapping[str, object], token: bytes) -> None:
         """Connect and offer in one go; nothing is kept when it fails."""
@@ -67,8 +53,8 @@ class ShmReceiver:
             link.connect(path)
             if not same_user(link):
                 raise PeerGone(f"{path} belongs to another user", in_doubt=False)
-            offer = Offer(version=LINK_VERSION, token=token, nbytes=self._nbytes)
-            socket.send_fds(link, [encode_offer(offer)], [self._fd])
+            offer = Offer(version=LINK_VERSION, token=token, nbytes=self._region.nbytes)
+            socket.send_fds(link, [encode_offer(offer)], [self._region.fd])
         except BlockingIOError as error:
             link.close()
             raise TransferTimeout(f"{path} takes no connection now", in_doubt=False) from error
@@ -89,6 +75,13 @@ class ShmReceiver:
             self._epoll.unregister(link.fileno())
             del self._tokens[link.fileno()]
             link.close()
+
+    def allow(self, token: bytes, seq: int) -> None:
+        """Nobody looks at what a peer stores."""
+
+    def revoke(self, token: bytes, seq: int) -> bool:
+        """Nothing here can stop a store."""
+        return False
 
     def drain(self) -> list[Rung | Lost]:
         """Bells and fences of all links; a lost link is closed here."""

@@ -107,7 +107,7 @@ class ShmSender:
                 news += self._listen(self._tokens[fd])
         return news
 
-    def write(self, token: bytes, ops: WriteOps) -> None:
+    def write(self, token: bytes, ops: WriteOps, seq: int) -> None:
         """Copy every row; the interpreter lock is free while bytes move."""
         link = self._link(token)
         try:
@@ -118,7 +118,7 @@ class ShmSender:
         for src_off, dst_off, length in ops.rows():
             ctypes.memmove(target + dst_off, source + src_off, length)
 
-    def write_bytes(self, token: bytes, offset: int, data: bytes) -> None:
+    def write_bytes(self, token: bytes, offset: int, data: bytes, seq: int) -> None:
         """Copy ``data`` itself."""
         link = self._link(token)
         if not 0 <= offset <= link.mapping.nbytes - len(data):

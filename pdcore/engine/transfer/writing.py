@@ -114,7 +114,7 @@ class Writers:
         try:
             for part in batches(job.ops, _BATCH_BYTES):
                 self._may_go_on(job)
-                self._sender.write(job.token, part)
+                self._sender.write(job.token, part, job.seq)
             self._may_go_on(job)
         except _Stopped as stopped:
             return Written(job, "failed", str(stopped))
@@ -150,7 +150,7 @@ class Writers:
             kv_len=job.kv_len if delivered else 0,
             status=status,
         )
-        self._sender.write_bytes(job.token, job.slot_offset, slot.encode(record))
+        self._sender.write_bytes(job.token, job.slot_offset, slot.encode(record), job.seq)
         return not self._sender.ring(job.token, job.seq)
 
 

@@ -42,16 +42,16 @@ class GatedSender(ShmSender):
             say(f"gate {gate}")
             self.opened.wait(60)
 
-    def write(self, token: bytes, ops: WriteOps) -> None:
+    def write(self, token: bytes, ops: WriteOps, seq: int) -> None:
         for turn in range(len(ops)):
             if turn == 1:
                 self.wait_at("kv")
             part = slice(turn, turn + 1)
-            super().write(token, WriteOps(ops.src_off[part], ops.dst_off[part], ops.length[part]))
+            super().write(token, WriteOps(ops.src_off[part], ops.dst_off[part], ops.length[part]), seq)
 
-    def write_bytes(self, token: bytes, offset: int, data: bytes) -> None:
+    def write_bytes(self, token: bytes, offset: int, data: bytes, seq: int) -> None:
         self.wait_at("slot")
-        super().write_bytes(token, offset, data)
+        super().write_bytes(token, offset, data, seq)
 
 
 class GatedEngine(ShmEngine):

@@ -291,8 +291,8 @@ class DoubtfulSender(ShmSender):
 
     late: ClassVar[list[Callable[[], None]]] = []
 
-    def write(self, token: bytes, ops: WriteOps) -> None:
-        self.late.append(partial(super().write, token, ops))
+    def write(self, token: bytes, ops: WriteOps, seq: int) -> None:
+        self.late.append(partial(super().write, token, ops, seq))
         raise TransferTimeout("no answer in time", in_doubt=True)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from pdcore.engine.transfer import memory
 from pdcore.engine.transfer.engine import Linked, Lost, Rung
+from pdcore.engine.transfer.memory import Region
 from pdcore.engine.transfer.plan import copy_blocks
 from pdcore.engine.transfer.shm import ShmEngine, stores_are_ordered
 from pdcore.engine.transfer.shm_link import Offer, boot_id, encode_offer, open_socket
@@ -33,8 +34,14 @@ def sender(runtime_dir: Path) -> Iterator[ShmSender]:
 
 
 @pytest.fixture
-def receiver() -> Iterator[ShmReceiver]:
-    with ShmEngine().receiver(NBYTES) as opened:
+def region() -> Iterator[Region]:
+    with Region(NBYTES) as opened:
+        yield opened
+
+
+@pytest.fixture
+def receiver(region: Region) -> Iterator[ShmReceiver]:
+    with ShmEngine().receiver(region) as opened:
         yield opened
 
 
@@ -47,25 +54,25 @@ def linked(sender: ShmSender, receiver: ShmReceiver) -> tuple[ShmSender, ShmRece
 
 def test_a_write_lands_where_it_should_and_returns_visible(linked: tuple[ShmSender, ShmReceiver]) -> None:
     sender, receiver = linked
-    sender.write(TOKEN, copy_blocks([1, 2, 7], [4, 5, 0], 256))
+    sender.write(TOKEN, copy_blocks([1, 2, 7], [4, 5, 0], 256), 1)
     expected = bytearray(NBYTES)
     expected[1024:1536] = bytes(range(256)) * 2
     expected[0:256] = bytes(range(256))
-    assert receiver.memory == expected
-    sender.write_bytes(TOKEN, NBYTES - 4, b"slot")
-    assert bytes(receiver.memory[-4:]) == b"slot"
+    assert receiver._region.memory == expected
+    sender.write_bytes(TOKEN, NBYTES - 4, b"slot", 1)
+    assert bytes(receiver._region.memory[-4:]) == b"slot"
 
 
 def test_writes_outside_either_region_are_rejected_whole(linked: tuple[ShmSender, ShmReceiver]) -> None:
     sender, receiver = linked
     for source, target in (([0, 31], [0, 32]), ([0, 32], [0, 1])):
         with pytest.raises(RejectedByPeer) as caught:
-            sender.write(TOKEN, copy_blocks(source, target, 256))
+            sender.write(TOKEN, copy_blocks(source, target, 256), 1)
         assert not caught.value.in_doubt
     for offset in (-1, NBYTES - 3):
         with pytest.raises(RejectedByPeer):
-            sender.write_bytes(TOKEN, offset, b"slot")
-    assert receiver.memory == bytes(NBYTES)
+            sender.write_bytes(TOKEN, offset, b"slot", 1)
+    assert receiver._region.memory == bytes(NBYTES)
 
 
 def test_bells_arrive_in_order_and_wake_the_poller(linked: tuple[ShmSender, ShmReceiver]) -> None:
@@ -99,7 +106,7 @@ def test_the_senders_release_is_the_receivers_fence(linked: tuple[ShmSender, Shm
     assert receiver.drain() == [Rung(TOKEN, 1), Lost(TOKEN)]
     assert receiver.drain() == []
     with pytest.raises(PeerGone):
-        sender.write(TOKEN, copy_blocks([0], [0], 256))
+        sender.write(TOKEN, copy_blocks([0], [0], 256), 1)
     sender.release(TOKEN)
 
 
@@ -127,7 +134,7 @@ def test_the_receivers_end_is_reported_once_and_writes_stay_harmless(
     assert sender.drain() == [Lost(TOKEN)]
     assert sender.drain() == []
     with pytest.raises(PeerGone):
-        sender.write(TOKEN, copy_blocks([0], [0], 256))
+        sender.write(TOKEN, copy_blocks([0], [0], 256), 1)
     with pytest.raises(PeerGone):
         sender.ring(TOKEN, 1)
     sender.release(TOKEN)
@@ -201,19 +208,19 @@ def test_a_bad_offer_is_closed_counted_and_keeps_no_descriptor(sender: ShmSender
     os.close(descriptor)
     assert sender.malformed == 1
     assert _descriptors() == before - 1
-    with ShmEngine().receiver(NBYTES) as honest:
+    with Region(NBYTES) as theirs, ShmEngine().receiver(theirs) as honest:
         honest.connect(sender.endpoint(), TOKEN)
         assert list(sender.drain()) == [Linked(TOKEN, NBYTES)]
 
 
 def test_a_token_in_use_cannot_be_taken_over(linked: tuple[ShmSender, ShmReceiver]) -> None:
     sender, receiver = linked
-    with ShmEngine().receiver(NBYTES) as thief:
+    with Region(NBYTES) as theirs, ShmEngine().receiver(theirs) as thief:
         thief.connect(sender.endpoint(), TOKEN)
         assert list(sender.drain()) == []
         assert thief.drain() == [Lost(TOKEN)]
-    sender.write(TOKEN, copy_blocks([0], [0], 256))
-    assert bytes(receiver.memory[:256]) == bytes(range(256))
+    sender.write(TOKEN, copy_blocks([0], [0], 256), 1)
+    assert bytes(receiver._region.memory[:256]) == bytes(range(256))
 
 
 def test_records_after_the_offer_are_counted_and_change_nothing(
@@ -241,7 +248,7 @@ def test_connections_that_never_offer_are_bounded(sender: ShmSender) -> None:
         sender.drain()
     idle[0].settimeout(5)
     assert idle[0].recv(1) == b""
-    with ShmEngine().receiver(NBYTES) as honest:
+    with Region(NBYTES) as theirs, ShmEngine().receiver(theirs) as honest:
         honest.connect(sender.endpoint(), TOKEN)
         assert eventually_now(sender.drain, 5) == [Linked(TOKEN, NBYTES)]
     for connection in idle:
@@ -262,9 +269,9 @@ def test_a_path_too_long_for_a_socket_is_said_so(runtime_dir: Path) -> None:
 
 
 def test_the_machine_decides_about_bells_unless_told() -> None:
-    assert ShmEngine().requires_doorbell is not stores_are_ordered()
-    assert ShmEngine(doorbell=True).requires_doorbell
-    assert not ShmEngine(doorbell=False).requires_doorbell
+    assert ShmEngine().caps.requires_doorbell is not stores_are_ordered()
+    assert ShmEngine(doorbell=True).caps.requires_doorbell
+    assert not ShmEngine(doorbell=False).caps.requires_doorbell
 
 
 def test_sealed_memory_cannot_be_resized_even_by_its_owner() -> None:

@@ -50,11 +50,11 @@ class FaultySender:
     def pollables(self) -> list[int]:
         return []
 
-    def write(self, token: bytes, ops: WriteOps) -> None:
+    def write(self, token: bytes, ops: WriteOps, seq: int) -> None:
         self.calls.append(f"write {len(ops)}")
         self.on_write()
 
-    def write_bytes(self, token: bytes, offset: int, data: bytes) -> None:
+    def write_bytes(self, token: bytes, offset: int, data: bytes, seq: int) -> None:
         record = slots.decode(data)
         assert record is not None
         self.calls.append(f"slot {record.status.name}")
