@@ -20,7 +20,7 @@ from pdcore.engine.scheduler.base import SchedulerLimits
 pytestmark = pytest.mark.integration
 
 BLOCKS = 4
-LAYOUT = KvLayout(layers=2, kv_heads=1, head_dim=4, block_size=16, itemsize=4, dtype_name="float32")
+LAYOUT = KvLayout.dense(layers=2, kv_heads=1, head_dim=4, block_size=16, itemsize=4, dtype_name="float32")
 LIMITS = SchedulerLimits(
     block_size=16,
     context_length=64,

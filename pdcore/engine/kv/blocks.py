@@ -13,6 +13,12 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+BlockLists = tuple[tuple[int, ...], ...]
+"""Block ids in the order of their tokens, one list per KV group, in the layout's order."""
+
+Counts = tuple[int, ...]
+"""How many blocks of each KV group."""
+
 
 class BlockError(ValueError):
     """The caller's accounting is wrong; the pool is unchanged."""

@@ -32,25 +32,26 @@ class KvPool:
         if view.nbytes < needed:
             raise ValueError(f"{blocks} KV blocks need {needed} bytes, the buffer has {view.nbytes}")
         self.layout = layout
+        self.shape = shape = layout.dense_shape()
         self.blocks = blocks
-        flat = torch.frombuffer(view[:needed], dtype=DTYPES[layout.dtype_name])
-        self._rows = flat.view(-1, layout.kv_heads * layout.head_dim)
-        self.tensor = flat.view(blocks, layout.layers, 2, layout.block_size, layout.kv_heads, layout.head_dim)
+        flat = torch.frombuffer(view[:needed], dtype=DTYPES[shape.dtype_name])
+        self._rows = flat.view(-1, shape.kv_heads * shape.head_dim)
+        self.tensor = flat.view(blocks, shape.layers, 2, shape.block_size, shape.kv_heads, shape.head_dim)
 
     def __repr__(self) -> str:
-        return f"KvPool({self.blocks} blocks of {self.layout.block_size} tokens, {self.layout.dtype_name})"
+        return f"KvPool({self.blocks} blocks of {self.shape.block_size} tokens, {self.shape.dtype_name})"
 
     def slots(self, block_ids: Tensor, offsets: Tensor) -> Tensor:
         """Where tokens lie: the row of token ``offsets[i]`` of block ``block_ids[i]``, the same for every layer."""
-        return block_ids * (self.layout.layers * 2 * self.layout.block_size) + offsets
+        return block_ids * (self.shape.layers * 2 * self.shape.block_size) + offsets
 
     def keys(self, layer: int) -> Tensor:
         """The rows ``[*, kv_heads * head_dim]`` in which a slot's number finds its keys of ``layer``."""
-        return self._rows[layer * 2 * self.layout.block_size :]
+        return self._rows[layer * 2 * self.shape.block_size :]
 
     def values(self, layer: int) -> Tensor:
         """The same for values."""
-        return self._rows[(layer * 2 + 1) * self.layout.block_size :]
+        return self._rows[(layer * 2 + 1) * self.shape.block_size :]
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store one token's keys and values, ``[tokens, kv_heads, head_dim]`` each, in each of ``slots``."""
@@ -59,6 +60,6 @@ class KvPool:
 
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Copies of the keys and values in ``slots``, ``[slots, kv_heads, head_dim]`` each."""
-        heads = (slots.shape[0], self.layout.kv_heads, self.layout.head_dim)
+        heads = (slots.shape[0], self.shape.kv_heads, self.shape.head_dim)
         keys = self.keys(layer).index_select(0, slots).view(heads)
         return keys, self.values(layer).index_select(0, slots).view(heads)

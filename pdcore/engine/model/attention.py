@@ -69,7 +69,7 @@ class AttentionPlan:
 def plan(batch: Sequence[Span], pool: KvPool, device: torch.device) -> AttentionPlan:
     """Decide the order of rows and prepare every index and mask; ValueError for a block table that is too short."""
     for span in batch:
-        if span.start + len(span) > len(span.block_table) * pool.layout.block_size:
+        if span.start + len(span) > len(span.block_table) * pool.shape.block_size:
             raise ValueError(f"{span.start + len(span)} tokens do not fit {len(span.block_table)} KV blocks")
     single = sorted((i for i, span in enumerate(batch) if len(span) == 1), key=lambda i: -batch[i].start)
     chunked = [i for i, span in enumerate(batch) if len(span) != 1]
@@ -112,7 +112,7 @@ def attend(
 
 def _attend_singles(part: Singles, pool: KvPool, layer: int, queries: Tensor) -> Tensor:
     count, heads, head_dim = queries.shape
-    kv_heads = pool.layout.kv_heads
+    kv_heads = pool.shape.kv_heads
     keys, values = pool.read(layer, part.slots)
     attended = F.scaled_dot_product_attention(
         queries.reshape(count, kv_heads, heads // kv_heads, head_dim),
@@ -156,7 +156,7 @@ def _singles(spans: Sequence[Span], pool: KvPool, begin: int, device: torch.devi
     )
     attended = torch.arange(longest) < lengths[:, None]
     positions = torch.arange(longest).expand(len(spans), -1).where(attended, 0)
-    size = pool.layout.block_size
+    size = pool.shape.block_size
     slots = pool.slots(tables.gather(1, positions // size), positions % size)
     return Singles(
         begin=begin,
@@ -181,7 +181,7 @@ def _own_slots(span: Span, pool: KvPool) -> Tensor:
 
 
 def _slots(block_table: Sequence[int], start: int, stop: int, pool: KvPool) -> Tensor:
-    size = pool.layout.block_size
+    size = pool.shape.block_size
     positions = torch.arange(start, stop)
     first = start // size
     table = torch.tensor(block_table[first : pool.layout.blocks_for(stop)])

@@ -79,7 +79,7 @@ class ModelConfig:
 
     def kv_layout(self, block_size: int, dtype: str) -> KvLayout:
         """How this model's KV cache lies in memory when it computes in ``dtype``."""
-        return KvLayout(
+        return KvLayout.dense(
             layers=self.layers,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,

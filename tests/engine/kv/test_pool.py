@@ -13,17 +13,17 @@ from pdcore.engine.kv.pool import KvPool, bytes_needed
 
 pytestmark = pytest.mark.unit
 
-LAYOUT = KvLayout(layers=3, kv_heads=2, head_dim=4, block_size=8, itemsize=4, dtype_name="float32")
+LAYOUT = KvLayout.dense(layers=3, kv_heads=2, head_dim=4, block_size=8, itemsize=4, dtype_name="float32")
 
 
 def test_one_block_is_one_contiguous_run() -> None:
     buffer = bytearray(bytes_needed(LAYOUT, 5))
     pool = KvPool(LAYOUT, 5, buffer)
     pool.tensor[3] = 1.0
-    touched = np.frombuffer(buffer, dtype=np.float32).nonzero()[0] * LAYOUT.itemsize
+    touched = np.frombuffer(buffer, dtype=np.float32).nonzero()[0] * 4
     assert touched[0] == 3 * LAYOUT.block_bytes
-    assert touched[-1] == 4 * LAYOUT.block_bytes - LAYOUT.itemsize
-    assert len(touched) * LAYOUT.itemsize == LAYOUT.block_bytes
+    assert touched[-1] == 4 * LAYOUT.block_bytes - 4
+    assert len(touched) * 4 == LAYOUT.block_bytes
 
 
 @pytest.mark.parametrize("layer", range(3))
@@ -55,7 +55,7 @@ def test_writes_from_outside_are_seen() -> None:
 
 
 def test_bfloat16_takes_half() -> None:
-    half = KvLayout(layers=3, kv_heads=2, head_dim=4, block_size=8, itemsize=2, dtype_name="bfloat16")
+    half = KvLayout.dense(layers=3, kv_heads=2, head_dim=4, block_size=8, itemsize=2, dtype_name="bfloat16")
     pool = KvPool(half, 4, bytearray(bytes_needed(half, 4)))
     assert pool.tensor.dtype == torch.bfloat16
     assert pool.tensor.shape == (4, 3, 2, 8, 2, 4)

@@ -19,7 +19,7 @@ from pdcore.engine.model import attention
 
 pytestmark = pytest.mark.unit
 
-LAYOUT = KvLayout(layers=2, kv_heads=2, head_dim=4, block_size=4, itemsize=4, dtype_name="float32")
+LAYOUT = KvLayout.dense(layers=2, kv_heads=2, head_dim=4, block_size=4, itemsize=4, dtype_name="float32")
 HEADS, LAYER, CPU = 6, 1, torch.device("cpu")
 
 
@@ -41,8 +41,10 @@ def spelled_out(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         seen = context - len(queries) + i + 1
         heads = []
         for head in range(HEADS):
-            shared = head // (HEADS // LAYOUT.kv_heads)
-            weights = (keys[:seen, shared] @ query[head] / math.sqrt(LAYOUT.head_dim)).softmax(dim=0)
+            shared = head // (HEADS // LAYOUT.dense_shape().kv_heads)
+            weights = (keys[:seen, shared] @ query[head] / math.sqrt(LAYOUT.dense_shape().head_dim)).softmax(
+                dim=0
+            )
             heads.append(weights @ values[:seen, shared])
         rows.append(torch.cat(heads))
     return torch.stack(rows)

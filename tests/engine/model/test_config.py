@@ -67,7 +67,7 @@ def test_the_kv_layout_follows_the_dtype(directory: Path) -> None:
     whole, half = config.kv_layout(16, "float32"), config.kv_layout(16, "bfloat16")
     assert whole.block_bytes == 3 * 2 * 16 * 4 * 16 * 4
     assert half.block_bytes * 2 == whole.block_bytes
-    assert half.dtype_name == "bfloat16"
+    assert half.dense_shape().dtype_name == "bfloat16"
 
 
 def test_both_spellings_of_the_rotary_embedding_mean_the_same(directory: Path) -> None:

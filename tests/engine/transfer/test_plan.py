@@ -11,7 +11,7 @@ from pdcore.engine.transfer.plan import RegionShape, batches, block_problem, che
 
 pytestmark = pytest.mark.unit
 
-LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=5, block_size=3, itemsize=1, dtype_name="uint8")
+LAYOUT = KvLayout.dense(layers=1, kv_heads=1, head_dim=5, block_size=3, itemsize=1, dtype_name="uint8")
 
 
 @pytest.mark.parametrize(

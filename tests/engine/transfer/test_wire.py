@@ -124,7 +124,7 @@ def test_a_long_reason_is_cut_to_what_a_notice_carries() -> None:
     assert wire.read_to_decode(wire.encode(wire.Refused(token=TOKEN, message=text)))
 
 
-LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=4, block_size=4, itemsize=4, dtype_name="float32")
+LAYOUT = KvLayout.dense(layers=1, kv_heads=1, head_dim=4, block_size=4, itemsize=4, dtype_name="float32")
 ME = wire.RankIdentity(instance_id="p", incarnation="p1")
 GOOD = wire.Hello(
     token=TOKEN,

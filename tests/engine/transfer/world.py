@@ -34,7 +34,7 @@ from pdcore.engine.transfer.slot import SLOT_BYTES, Slot, SlotArray, SlotStatus
 from pdcore.errors import ApiError
 
 BLOCKS, SLOTS = 10, 3
-LAYOUT = KvLayout(layers=1, kv_heads=1, head_dim=1, block_size=10, itemsize=1, dtype_name="uint8")
+LAYOUT = KvLayout.dense(layers=1, kv_heads=1, head_dim=1, block_size=10, itemsize=1, dtype_name="uint8")
 DECODE = wire.RankIdentity(instance_id="d", incarnation="d1")
 
 
