@@ -195,3 +195,7 @@ class TransferTimeout(PeerError):
 
 class RejectedByPeer(PeerError):
     """The peer, or the bounds check on our side, refused the write: nothing landed."""
+
+
+class CollectiveFailed(PdcoreError):
+    """Another rank of this instance died, stands still or never came: the instance ends, exit status 70."""
