@@ -5,6 +5,7 @@ The only place these rules are written; registration, group checks, ``hello`` an
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final
 
 from pdcore.topology.fields import shown
@@ -60,7 +61,13 @@ def check_pair(prefill: InstanceRecord, decode: InstanceRecord) -> tuple[str, ..
         reasons.append(f"models: {served}: none in common")
     return (
         *reasons,
-        *_size_reasons(prefill, decode),
+        *size_problems(
+            prefill_tp=prefill.tp_size,
+            decode_cp=decode.cp_size,
+            decode_tp=decode.tp_size,
+        ),
+        *_split("prefill", prefill),
+        *_split("decode", decode),
         *check(prefill.compat, decode.compat),
         *_reach(prefill, decode),
     )
@@ -78,15 +85,38 @@ def reaching_engines(prefill: InstanceRecord, decode: InstanceRecord) -> tuple[s
     return tuple(engine for engine in common if one_boot or engine not in _WITHIN_ONE_BOOT)
 
 
-def _size_reasons(prefill: InstanceRecord, decode: InstanceRecord) -> list[str]:
+def own_problems(record: InstanceRecord) -> tuple[str, ...]:
+    """Every reason against the sizes of an instance, whatever its peer."""
+    reasons = [] if record.pp_size == 1 else [f"pp_size: {record.pp_size}, only 1 can be served"]
+    if record.cp_size != 1 and record.role != "prefill":
+        reasons.append(f"cp_size: {record.role} has {record.cp_size}, only 1 can be served")
+    return (*reasons, *_split(record.role, record))
+
+
+def size_problems(*, prefill_tp: int, decode_cp: int, decode_tp: int) -> tuple[str, ...]:
+    """Every reason why DP groups of these sizes cannot hand over to each other, whatever the model."""
     reasons = []
-    larger, smaller = max(prefill.tp_size, decode.tp_size), min(prefill.tp_size, decode.tp_size)
-    if larger % smaller:
-        sizes = f"prefill has {prefill.tp_size}, decode {decode.tp_size}"
-        reasons.append(f"tp_size: {sizes}: neither divides the other")
-    if decode.cp_size != 1:
-        reasons.append(f"cp_size: decode has {decode.cp_size}, only 1 can be served")
-    return reasons
+    if max(prefill_tp, decode_tp) % min(prefill_tp, decode_tp):
+        reasons.append(f"tp_size: prefill has {prefill_tp}, decode {decode_tp}: neither divides the other")
+    if decode_cp != 1:
+        reasons.append(f"cp_size: decode has {decode_cp}, only 1 can be served")
+    return tuple(reasons)
+
+
+def split_problems(side: str, tp_size: int, heads: Collection[int]) -> tuple[str, ...]:
+    """Why ``tp_size`` ranks of ``side`` can neither split so many KV heads nor repeat them: one reason per count."""
+    return tuple(
+        f"tp_size: {side} has {tp_size} ranks for {count} KV heads: neither divides the other"
+        for count in sorted(set(heads))
+        if count % tp_size and tp_size % count
+    )
+
+
+def _split(side: str, record: InstanceRecord) -> tuple[str, ...]:
+    """Where every rank holds all (MLA), or nobody knows, there is nothing to split."""
+    if record.compat.attention != "gqa":
+        return ()
+    return split_problems(side, record.tp_size, (record.compat.kv_heads,))
 
 
 def _reach(prefill: InstanceRecord, decode: InstanceRecord) -> tuple[str, ...]:

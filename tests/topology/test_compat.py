@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pdcore.topology.compat import check, check_pair, reaching_engines
+from pdcore.topology.compat import check, check_pair, own_problems, reaching_engines
 from pdcore.topology.records import InstanceRecord
 from tests.support.fleet import compat, instance_record
 
@@ -14,6 +14,8 @@ pytestmark = pytest.mark.unit
 
 PREFILL = instance_record()
 DECODE = instance_record("decode")
+SIX_HEADS = compat(kv_heads=6)
+CP_OF = "cp_size: {} has 2, only 1 can be served"
 
 
 def decode(**changes: Any) -> InstanceRecord:
@@ -83,8 +85,8 @@ def test_a_newer_field_counts_when_both_have_it() -> None:
         (instance_record(pp_size=3), DECODE, "pp_size: prefill has 3, only 1 can be served"),
         (PREFILL, decode(cp_size=2), "cp_size: decode has 2, only 1 can be served"),
         (
-            instance_record(tp_size=2),
-            decode(tp_size=3),
+            instance_record(tp_size=2, compat=SIX_HEADS),
+            decode(tp_size=3, compat=SIX_HEADS),
             "tp_size: prefill has 2, decode 3: neither divides the other",
         ),
     ],
@@ -95,11 +97,38 @@ def test_what_keeps_a_pair_apart_is_named(
     assert check_pair(prefill, decode) == (reason,)
 
 
-@pytest.mark.parametrize(("prefill", "decode_size"), [(1, 4), (4, 1), (4, 2), (2, 2)])
+@pytest.mark.parametrize(("prefill", "decode_size"), [(1, 6), (6, 1), (6, 3), (2, 2), (12, 6), (2, 12)])
 def test_tensor_parallel_sizes_that_divide_pair(prefill: int, decode_size: int) -> None:
-    assert (
-        check_pair(instance_record(tp_size=prefill, cp_size=2, dp_size=3), decode(tp_size=decode_size)) == ()
+    wide = instance_record(tp_size=prefill, cp_size=2, dp_size=3, compat=SIX_HEADS)
+    assert check_pair(wide, decode(tp_size=decode_size, compat=SIX_HEADS)) == ()
+
+
+def test_ranks_that_cannot_share_the_heads_are_named_on_each_side() -> None:
+    assert check_pair(instance_record(tp_size=2), decode(tp_size=4)) == (
+        "tp_size: prefill has 2 ranks for 3 KV heads: neither divides the other",
+        "tp_size: decode has 4 ranks for 3 KV heads: neither divides the other",
     )
+
+
+def test_ranks_that_all_hold_everything_share_no_heads() -> None:
+    latent = compat(attention="mla")
+    assert check_pair(instance_record(tp_size=16, compat=latent), decode(compat=latent)) == ()
+
+
+@pytest.mark.parametrize(
+    ("record", "reasons"),
+    [
+        (instance_record(cp_size=4, tp_size=3, dp_size=2), ()),
+        (decode(pp_size=2, cp_size=2), ("pp_size: 2, only 1 can be served", CP_OF.format("decode"))),
+        (instance_record("unified", cp_size=2), (CP_OF.format("unified"),)),
+        (
+            decode(tp_size=2),
+            ("tp_size: decode has 2 ranks for 3 KV heads: neither divides the other",),
+        ),
+    ],
+)
+def test_sizes_that_no_peer_could_mend_are_named(record: InstanceRecord, reasons: tuple[str, ...]) -> None:
+    assert own_problems(record) == reasons
 
 
 def test_one_model_in_common_is_enough() -> None:

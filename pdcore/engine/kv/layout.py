@@ -23,6 +23,8 @@ from typing import Final, Literal, Self
 
 import msgspec
 
+from pdcore.topology.compat import split_problems
+
 LAYOUT_VERSION: Final = 1
 """Changes only when the bytes of a block do."""
 MAX_GROUPS: Final = 64
@@ -216,16 +218,10 @@ def held_heads(entry: KvEntry, tp_size: int, tp: int) -> range:
     return range(head, head + 1)
 
 
-def shard_problems(layout: KvLayout, tp_size: int) -> tuple[str, ...]:
-    """Why the heads of a whole ``layout`` cannot be split over ``tp_size`` ranks: one sentence per number of heads."""
-    heads = {
-        entry.heads: entry for group in layout.groups for entry in group.entries if entry.sharding == "heads"
-    }
-    return tuple(
-        f"tp_size: {tp_size} ranks cannot share the {count} heads of {entry}: neither divides the other"
-        for count, entry in sorted(heads.items())
-        if count % tp_size and tp_size % count
-    )
+def shard_problems(layout: KvLayout, tp_size: int, side: str = "the instance") -> tuple[str, ...]:
+    """Every reason why ``tp_size`` ranks of ``side`` cannot share the heads of a whole ``layout``."""
+    heads = {entry.heads for group in layout.groups for entry in group.entries if entry.sharding == "heads"}
+    return split_problems(side, tp_size, heads)
 
 
 @lru_cache(maxsize=256)

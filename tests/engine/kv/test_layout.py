@@ -152,9 +152,9 @@ def test_heads_that_cannot_be_split_are_named() -> None:
     both = KvLayout(groups=(group(entry("k", heads=3), entry("q", heads=2)),))
     assert shard_problems(both, 6) == ()
     assert shard_problems(both, 4) == (
-        "tp_size: 4 ranks cannot share the 3 heads of k.0: neither divides the other",
+        "tp_size: the instance has 4 ranks for 3 KV heads: neither divides the other",
     )
-    with pytest.raises(ValueError, match="3 heads"):
+    with pytest.raises(ValueError, match="3 KV heads"):
         LAYOUT.shard(2, 0)
     with pytest.raises(ValueError, match=r"tp 3 is outside 0\.\.2"):
         LAYOUT.shard(3, 3)
