@@ -4,8 +4,8 @@ Slots are never zeroed, so a slot holds whatever was written there before: anoth
 a late record. A reader therefore accepts a slot only if magic, checksum, seq *and* room are its own; everything else
 reads as "not yet".
 
-Little-endian: magic u16, flags u16, seq u64, room u64, token u32, kv_len u32, status u8, n_spec u8, 2 bytes of
-padding, spec 7 x u32, crc32 of the 60 bytes before it.
+Little-endian: magic u16, flags u16 (bit 0: an aux record lies at the same index), seq u64, room u64, token u32,
+kv_len u32, status u8, n_spec u8, 2 bytes of padding, spec 7 x u32, crc32 of the 60 bytes before it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy.typing as npt
 SLOT_BYTES: Final = 64
 MAGIC: Final = 0x9D01
 MAX_SPEC: Final = 7
+HAS_AUX: Final = 1
 
 _BODY: Final = struct.Struct("<HHQQIIBB2x7I")
 _CRC: Final = struct.Struct("<I")
@@ -53,6 +54,7 @@ class Slot:
     kv_len: int
     status: SlotStatus
     spec: tuple[int, ...] = ()
+    has_aux: bool = False
 
 
 def encode(slot: Slot) -> bytes:
@@ -62,7 +64,15 @@ def encode(slot: Slot) -> bytes:
     spec = slot.spec + (0,) * (MAX_SPEC - len(slot.spec))
     try:
         body = _BODY.pack(
-            MAGIC, 0, slot.seq, slot.room, slot.token, slot.kv_len, slot.status, len(slot.spec), *spec
+            MAGIC,
+            HAS_AUX if slot.has_aux else 0,
+            slot.seq,
+            slot.room,
+            slot.token,
+            slot.kv_len,
+            slot.status,
+            len(slot.spec),
+            *spec,
         )
     except struct.error as error:
         raise ValueError(f"{slot} does not fit a slot: {error}") from error
@@ -73,7 +83,7 @@ def decode(data: bytes) -> Slot | None:
     """The slot in 64 bytes, or None when they are not (yet) a whole one."""
     if len(data) != SLOT_BYTES or zlib.crc32(data[:-4]) != _CRC.unpack_from(data, SLOT_BYTES - 4)[0]:
         return None
-    magic, _flags, seq, room, token, kv_len, status, n_spec, *spec = _BODY.unpack_from(data)
+    magic, flags, seq, room, token, kv_len, status, n_spec, *spec = _BODY.unpack_from(data)
     if magic != MAGIC or n_spec > MAX_SPEC or status not in _STATUSES:
         return None
     return Slot(
@@ -83,6 +93,7 @@ def decode(data: bytes) -> Slot | None:
         kv_len=kv_len,
         status=SlotStatus(status),
         spec=tuple(spec[:n_spec]),
+        has_aux=bool(flags & HAS_AUX),
     )
 
 

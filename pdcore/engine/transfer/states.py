@@ -1,7 +1,8 @@
-"""States of one hand-off, on either side. Nothing else changes a state, and this table does not know which side asks.
+"""States of one hand-off at one rank, on either side. Nothing else changes a state, and this table does not know which
+side asks.
 
 The numbers are the protocol's: a smaller one is further from done, and ``FAILED`` is below all of them. ``SUCCESS``
-and ``FAILED`` are final.
+and ``FAILED`` are final. Every state names the deadlines that run in it; the ledgers ask this table.
 """
 
 from __future__ import annotations
@@ -25,10 +26,18 @@ class TransferState(IntEnum):
 class TransferEvent(Enum):
     """What can happen to a room at one rank."""
 
-    HANDSHAKEN = "handshaken"  # decode sent its handshake; prefill has it and the leg
+    HANDSHAKEN = "handshaken"  # decode sent its handshake; prefill has all of them and the leg
     STARTED = "started"  # prefill submits the first write; decode cannot see this
     DELIVERED = "delivered"  # the slot says that everything is there
     FAILED = "failed"
+
+
+class Deadline(Enum):
+    """What ends a state that nothing else ends. ``REQUEST`` and ``SILENCE`` fail the request, and never free memory."""
+
+    REQUEST = "request"  # the request's own time is over
+    SILENCE = "silence"  # a peer that owes an answer gave none for the session's ``silence_s``
+    QUARANTINE = "quarantine"  # memory is in quarantine for too long: the scheduler orders the peer's end
 
 
 class IllegalTransition(ValueError):
@@ -52,6 +61,16 @@ TRANSITIONS: Final[Mapping[TransferState, Mapping[TransferEvent, TransferState]]
     }
 )
 
+DEADLINES: Final[Mapping[TransferState, frozenset[Deadline]]] = MappingProxyType(
+    {
+        _S.BOOTSTRAPPING: frozenset({Deadline.REQUEST, Deadline.SILENCE}),
+        _S.WAITING_FOR_INPUT: frozenset({Deadline.REQUEST, Deadline.SILENCE}),
+        _S.TRANSFERRING: frozenset({Deadline.REQUEST, Deadline.SILENCE}),
+        _S.SUCCESS: frozenset(),
+        _S.FAILED: frozenset({Deadline.QUARANTINE}),
+    }
+)
+
 
 def advance(state: TransferState, event: TransferEvent) -> TransferState:
     """The state after ``event``; :class:`IllegalTransition` when the table has no such step."""
@@ -64,3 +83,8 @@ def advance(state: TransferState, event: TransferEvent) -> TransferState:
 def is_final(state: TransferState) -> bool:
     """Whether no event can change ``state`` any more."""
     return not TRANSITIONS[state]
+
+
+def runs_in(state: TransferState, deadline: Deadline) -> bool:
+    """Whether ``deadline`` runs in ``state``."""
+    return deadline in DEADLINES[state]

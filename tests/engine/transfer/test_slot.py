@@ -36,8 +36,11 @@ def _old_contents() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("status", SlotStatus)
 @pytest.mark.parametrize("spec", [(), (1,), tuple(range(7))])
-def test_a_slot_survives_the_round_trip(status: SlotStatus, spec: tuple[int, ...]) -> None:
-    original = Slot(seq=2**64 - 1, room=1, token=0, kv_len=2**32 - 1, status=status, spec=spec)
+@pytest.mark.parametrize("has_aux", [False, True])
+def test_a_slot_survives_the_round_trip(status: SlotStatus, spec: tuple[int, ...], has_aux: bool) -> None:
+    original = Slot(
+        seq=2**64 - 1, room=1, token=0, kv_len=2**32 - 1, status=status, spec=spec, has_aux=has_aux
+    )
     data = slots.encode(original)
     assert len(data) == SLOT_BYTES
     assert slots.decode(data) == original

@@ -7,12 +7,15 @@ from itertools import product
 import pytest
 
 from pdcore.engine.transfer.states import (
+    DEADLINES,
     TRANSITIONS,
+    Deadline,
     IllegalTransition,
     TransferEvent,
     TransferState,
     advance,
     is_final,
+    runs_in,
 )
 
 pytestmark = pytest.mark.unit
@@ -56,3 +59,9 @@ def test_only_success_and_failed_are_final_and_failing_is_possible_from_the_rest
 
 def test_no_step_but_failing_goes_backwards() -> None:
     assert all(after > before or event is E.FAILED for (before, event), after in LEGAL.items())
+
+
+@pytest.mark.parametrize("state", S)
+def test_every_state_but_success_names_a_deadline_and_no_live_one_can_outlast_its_request(state: S) -> None:
+    assert runs_in(state, Deadline.REQUEST) == (not is_final(state))
+    assert bool(DEADLINES[state]) == (state is not S.SUCCESS)
