@@ -65,6 +65,9 @@ class Alone:
         return tensor.unsqueeze(0)
 
 
+ALONE: Final = Alone()
+
+
 @dataclass(frozen=True, slots=True)
 class Groups:
     """``tp``: the ranks that share this one's tokens. ``cp``: those that hold the same heads and share its prompts."""
@@ -75,7 +78,7 @@ class Groups:
     @classmethod
     def single(cls) -> Groups:
         """For a rank that computes alone."""
-        return cls(tp=Alone(), cp=Alone())
+        return cls(tp=ALONE, cp=ALONE)
 
     @property
     def leads(self) -> bool:
@@ -184,7 +187,7 @@ def _wait_for_all(store: Store, world: int, start_s: float) -> None:
 
 def _groups(position: RankPosition, sizes: Sizes, timeout: timedelta) -> Groups:
     """Every rank creates every group, also those it is not in, in one order: that is what names them."""
-    mine: dict[str, Group] = {"tp": Alone(), "cp": Alone()}
+    mine: dict[str, Group] = {"tp": ALONE, "cp": ALONE}
     for kind, members in _members(sizes):
         if len(members) == 1:
             continue

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pdcore.engine.kv.layout import KvLayout
+
+Indices = TypeVar("Indices", Tensor, NDArray[np.int64])
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -33,6 +37,8 @@ class KvPool:
             raise ValueError(f"{blocks} KV blocks need {needed} bytes, the buffer has {view.nbytes}")
         self.layout = layout
         self.shape = shape = layout.dense_shape()
+        if shape.order != "token":
+            raise ValueError(f"attention cannot read a pool in {shape.order} order")
         self.blocks = blocks
         flat = torch.frombuffer(view[:needed], dtype=DTYPES[shape.dtype_name])
         self._rows = flat.view(-1, shape.kv_heads * shape.head_dim)
@@ -41,7 +47,7 @@ class KvPool:
     def __repr__(self) -> str:
         return f"KvPool({self.blocks} blocks of {self.shape.block_size} tokens, {self.shape.dtype_name})"
 
-    def slots(self, block_ids: Tensor, offsets: Tensor) -> Tensor:
+    def slots(self, block_ids: Indices, offsets: Indices) -> Indices:
         """Where tokens lie: the row of token ``offsets[i]`` of block ``block_ids[i]``, the same for every layer."""
         return block_ids * (self.shape.layers * 2 * self.shape.block_size) + offsets
 

@@ -1,7 +1,7 @@
 """The computation of a dense decoder-only language model; families differ by its configuration only.
 
 Weights are plain tensors. Projections that read the same input are stored as one matrix, so a layer is four matrix
-products. Attention is passed in: this module knows no cache.
+products. Attention and the sum over tensor parallel ranks are passed in: this module knows no cache and no other rank.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from pdcore.engine.model.rope import rotate, rotation
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries, keys, values), each ``[tokens, heads, head_dim]`` -> ``[tokens, heads * head_dim]``."""
+
+Sum = Callable[[Tensor], Tensor]
+"""A tensor of which every tensor parallel rank has a summand -> the sum; may overwrite its argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CausalModel:
-    """Weights of one model on one device. ``frequency`` and ``rope_scale`` come from :mod:`.rope`."""
+    """Weights of one model, or of one rank's shard with its sizes in ``config``, on one device.
+
+    ``frequency`` and ``rope_scale`` come from :mod:`.rope`.
+    """
 
     config: ModelConfig
     embedding: Tensor
@@ -67,15 +73,15 @@ class CausalModel:
     def dtype(self) -> torch.dtype:
         return self.embedding.dtype
 
-    def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend, add_up: Sum) -> Tensor:
         """The last layer's output ``[tokens, hidden]`` before the final norm."""
         state = F.embedding(token_ids, self.embedding)
         cos, sin = rotation(positions, self.frequency, self.rope_scale, self.dtype)
         for number, layer in enumerate(self.layers):
             attended = attend(number, *self._qkv(layer, self._norm(state, layer.input_norm), cos, sin))
-            state = state + layer.out(attended)
+            state = state + add_up(layer.out(attended))
             gate, up = layer.gate_up(self._norm(state, layer.mlp_norm)).chunk(2, dim=-1)
-            state = state + layer.down(F.silu(gate) * up)
+            state = state + add_up(layer.down(F.silu(gate) * up))
         return state
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""Weights from a directory's safetensors files, checked against what the config says they must be."""
+"""Weights from a directory's safetensors files, checked against what the config says they must be.
+
+Of a tensor that ranks share, only the own rows or columns are read.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +21,40 @@ from pdcore.engine.model.causal import CausalModel, Layer, Linear
 from pdcore.engine.model.config import ModelConfig
 from pdcore.engine.model.directory import read_json, refuse, require_directory
 from pdcore.engine.model.rope import frequencies
+from pdcore.engine.model.shard import WHOLE, Shard, shard_problems
+from pdcore.errors import ConfigError
 
 _FLOATS: Final = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _WHOLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 _PICKLED: Final = "pytorch_model.bin"
 
+_ALL: Final = slice(None)
+
 Progress = Callable[[int, int], None]
 """(layers loaded, layers in all)."""
 
 
 def load(
-    directory: Path, config: ModelConfig, device: Device, dtype: str, progress: Progress | None = None
+    directory: Path,
+    config: ModelConfig,
+    device: Device,
+    dtype: str,
+    progress: Progress | None = None,
+    *,
+    shard: Shard = WHOLE,
 ) -> CausalModel:
-    """The model in ``directory`` in ``dtype`` on ``device``; ConfigError naming the file or tensor that is wrong."""
+    """The model in ``directory``, or one rank's ``shard`` of it, in ``dtype`` on ``device``.
+
+    ConfigError naming the file or tensor that is wrong, or the sizes that do not divide.
+    """
+    if problems := shard_problems(config, shard.tp_size):
+        raise ConfigError(*problems)
     with ExitStack() as stack:
         weights = _open(directory, stack, device.torch_device, DTYPES[dtype])
         layers = []
         for number in range(config.layers):
-            layers.append(_layer(weights, config, f"model.layers.{number}."))
+            layers.append(_layer(weights, config, shard, f"model.layers.{number}."))
             if progress is not None:
                 progress(number + 1, config.layers)
         embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden)
@@ -49,7 +67,7 @@ def load(
         weights.refuse_unused()
     frequency, rope_scale = frequencies(config.rope, config.head_dim)
     return CausalModel(
-        config=config,
+        config=shard.sizes(config),
         embedding=embedding,
         layers=tuple(layers),
         final_norm=final_norm,
@@ -70,19 +88,20 @@ class _Weights:
     device: torch.device
     dtype: torch.dtype
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor on its device; it must exist and have ``shape``."""
+    def take(self, name: str, *shape: int, part: tuple[slice, ...] = (_ALL,)) -> Tensor:
+        """``part`` of the tensor on its device; the whole tensor must exist and have ``shape``."""
         if name not in self.files:
             raise refuse(self.directory, f"tensor {name} is missing from the weights")
         self.unused.discard(name)
         try:
-            tensor: Tensor = self.files[name].get_tensor(name)
+            stored = self.files[name].get_slice(name)
+            found = stored.get_shape()
+            tensor: Tensor | None = stored[part] if found == list(shape) else None
         except SafetensorError as wrong:
             raise refuse(
                 self.directory, f"{self.places[name]}: tensor {name} cannot be read: {wrong}"
             ) from wrong
-        if tuple(tensor.shape) != shape:
-            found = list(tensor.shape)
+        if tensor is None:
             raise refuse(
                 self.directory,
                 f"{self.places[name]}: tensor {name} has shape {found}, the config says {list(shape)}",
@@ -152,9 +171,13 @@ def _open_file(directory: Path, file: str, stack: ExitStack) -> Any:
         raise refuse(directory, f"{file} is truncated or no safetensors file: {wrong}") from wrong
 
 
-def _layer(weights: _Weights, config: ModelConfig, prefix: str) -> Layer:
-    query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
+def _layer(weights: _Weights, config: ModelConfig, shard: Shard, prefix: str) -> Layer:
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
+    size = config.head_dim
+    query = _Part(config.heads * size, _scaled(shard.share(config.heads), size))
+    key = _Part(config.kv_heads * size, _scaled(shard.kv_heads(config.kv_heads), size))
+    middle = _Part(config.intermediate, _scaled(shard.share(config.intermediate), 1))
+    adds_bias = shard.tp == 0  # what ranks compute from their columns is summed, a bias once
     return Layer(
         input_norm=weights.take(prefix + "input_layernorm.weight", config.hidden),
         qkv=_stacked(
@@ -163,30 +186,51 @@ def _layer(weights: _Weights, config: ModelConfig, prefix: str) -> Layer:
             config.hidden,
             config.attention_bias,
         ),
-        qk_norm=_qk_norm(weights, config, attention) if config.qk_norm else None,
-        out=_stacked(weights, {f"{attention}o_proj": config.hidden}, query, config.attention_bias),
+        qk_norm=_qk_norm(weights, config, shard, attention) if config.qk_norm else None,
+        out=_summed(weights, f"{attention}o_proj", query, config.hidden, config.attention_bias, adds_bias),
         mlp_norm=weights.take(prefix + "post_attention_layernorm.weight", config.hidden),
         gate_up=_stacked(
-            weights,
-            {f"{mlp}gate_proj": config.intermediate, f"{mlp}up_proj": config.intermediate},
-            config.hidden,
-            config.mlp_bias,
+            weights, {f"{mlp}gate_proj": middle, f"{mlp}up_proj": middle}, config.hidden, config.mlp_bias
         ),
-        down=_stacked(weights, {f"{mlp}down_proj": config.hidden}, config.intermediate, config.mlp_bias),
+        down=_summed(weights, f"{mlp}down_proj", middle, config.hidden, config.mlp_bias, adds_bias),
     )
 
 
-def _stacked(weights: _Weights, parts: Mapping[str, int], inputs: int, biased: bool) -> Linear:
-    """The projections ``parts`` (name -> outputs) of one input, one below the other."""
-    matrices = [weights.take(f"{name}.weight", outputs, inputs) for name, outputs in parts.items()]
-    biases = [weights.take(f"{name}.bias", outputs) for name, outputs in parts.items()] if biased else []
-    return Linear(
-        weight=matrices[0] if len(matrices) == 1 else torch.cat(matrices),
-        bias=torch.cat(biases) if biased else None,
-    )
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The ``own`` of ``whole`` rows or columns."""
+
+    whole: int
+    own: slice
 
 
-def _qk_norm(weights: _Weights, config: ModelConfig, attention: str) -> Tensor:
+def _scaled(heads: range, rows: int) -> slice:
+    """The rows of ``heads``, each of which has ``rows``."""
+    return slice(heads.start * rows, heads.stop * rows)
+
+
+def _stacked(weights: _Weights, parts: Mapping[str, _Part], inputs: int, biased: bool) -> Linear:
+    """The own rows of the projections ``parts`` of one input, one below the other."""
+    matrices = [
+        weights.take(f"{name}.weight", part.whole, inputs, part=(part.own,)) for name, part in parts.items()
+    ]
+    biases = [
+        weights.take(f"{name}.bias", part.whole, part=(part.own,)) for name, part in parts.items() if biased
+    ]
+    return Linear(weight=torch.cat(matrices), bias=torch.cat(biases) if biased else None)
+
+
+def _summed(
+    weights: _Weights, name: str, inputs: _Part, outputs: int, biased: bool, adds_bias: bool
+) -> Linear:
+    """The own columns of a projection: the sum over ranks is its result."""
+    matrix = weights.take(f"{name}.weight", outputs, inputs.whole, part=(_ALL, inputs.own))
+    bias = weights.take(f"{name}.bias", outputs) if biased else None
+    return Linear(weight=matrix, bias=bias if adds_bias else None)
+
+
+def _qk_norm(weights: _Weights, config: ModelConfig, shard: Shard, attention: str) -> Tensor:
     query = weights.take(f"{attention}q_norm.weight", config.head_dim)
     key = weights.take(f"{attention}k_norm.weight", config.head_dim)
-    return torch.cat((query.expand(config.heads, -1), key.expand(config.kv_heads, -1)))
+    own = shard.sizes(config)
+    return torch.cat((query.expand(own.heads, -1), key.expand(own.kv_heads, -1)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pdcore.engine.collective import Groups
 from pdcore.engine.kv.pool import KvPool
 from pdcore.engine.model import attention
 from pdcore.engine.model.causal import CausalModel
@@ -27,36 +28,41 @@ class Slice:
 
 
 class ModelRunner:
-    """Runs one model. Not for use from several threads at once."""
+    """Runs one model, or its shard together with the other ranks of ``groups``. Not for use from several threads.
 
-    def __init__(self, model: CausalModel) -> None:
+    Every rank runs the same batches in the same order, over pools with the same block ids.
+    """
+
+    def __init__(self, model: CausalModel, groups: Groups | None = None) -> None:
         self._model = model
+        self._groups = groups or Groups.single()
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Slice], pool: KvPool) -> Tensor:
         """float32 logits ``[len(batch), vocab]`` at each slice's last token, in the batch's order.
 
         Keys and values of all its tokens are in the pool afterwards. ValueError when a slice is empty or its block
-        table too short; nothing was written then.
+        table too short; nothing was written then. CollectiveFailed when another rank died or stands still.
         """
+        hidden, last = self._run(batch, pool)
+        if last is None:
+            raise ValueError("only the first context parallel rank computes every last token")
+        return self._model.logits(hidden[last])
+
+    @torch.inference_mode()
+    def follow(self, batch: Sequence[Slice], pool: KvPool) -> None:
+        """This rank's part of a forward pass whose logits another rank wants; raises as ``forward``."""
+        self._run(batch, pool)
+
+    def _run(self, batch: Sequence[Slice], pool: KvPool) -> tuple[Tensor, Tensor | None]:
         if not batch or not all(len(part) for part in batch):
             raise ValueError("a batch needs at least one slice, and a slice at least one token")
-        model, device = self._model, self._model.device
-        plan = attention.plan(batch, pool, device)
-        ordered = [batch[i] for i in plan.order]
-        token_ids = torch.tensor([token for part in ordered for token in part.token_ids], device=device)
-        positions = torch.cat([torch.arange(part.start, part.start + len(part)) for part in ordered])
+        model, groups = self._model, self._groups
+        plan = attention.plan(batch, pool, model.device, groups.cp)
+        token_ids = [token for run in plan.runs for token in batch[run.index].token_ids[run.first : run.stop]]
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            return attention.attend(plan, pool, layer, queries, keys, values)
+            return attention.attend(plan, pool, layer, queries, keys, values, groups.cp)
 
-        hidden = model.hidden(token_ids, positions.to(device), attend)
-        return model.logits(hidden[_last_rows(batch, plan.order).to(device)])
-
-
-def _last_rows(batch: Sequence[Slice], order: Sequence[int]) -> Tensor:
-    """For each slice of ``batch``, the row its last token has when slices lie in ``order``."""
-    ends = torch.tensor([len(batch[i]) for i in order]).cumsum(0) - 1
-    rows = torch.empty(len(batch), dtype=torch.long)
-    rows[torch.tensor(order)] = ends
-    return rows
+        tokens = torch.tensor(token_ids, device=model.device)
+        return model.hidden(tokens, plan.positions, attend, groups.tp.all_reduce), plan.last

@@ -75,10 +75,12 @@ def test_paged_attention_equals_attention_spelled_out(shapes: list[tuple[int, in
             pool.write(LAYER, earlier.slots, keys[: part.start], values[: part.start])
     plan = attention.plan(batch, pool, CPU)
     queries = [torch.randn(len(part), HEADS, 4, generator=generator) for part in batch]
-    rows = torch.cat([queries[i] for i in plan.order])
-    keys, values = (torch.cat([whole[i][kind, batch[i].start :] for i in plan.order]) for kind in (0, 1))
+    rows = torch.cat([queries[run.index] for run in plan.runs])
+    keys, values = (
+        torch.cat([whole[run.index][kind, batch[run.index].start :] for run in plan.runs]) for kind in (0, 1)
+    )
     result = attention.attend(plan, pool, LAYER, rows, keys, values)
-    expected = torch.cat([spelled_out(queries[i], *whole[i]) for i in plan.order])
+    expected = torch.cat([spelled_out(queries[run.index], *whole[run.index]) for run in plan.runs])
     torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-4)
 
 
