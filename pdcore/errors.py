@@ -50,8 +50,10 @@ ErrorCode = Literal[
     "internal",
     "prefill_failed",
     "decode_failed",
+    "abort_oom",
     "backend_unavailable",
     "peer_backlog",
+    "preempted_oom",
     "deadline_exceeded",
     "cancelled",
 ]
@@ -62,6 +64,7 @@ ErrorCode = Literal[
 class _Public:
     status: int
     type: str
+    retry_after_s: int | None = None
 
 
 _PUBLIC: Final[dict[ErrorCode, _Public]] = {
@@ -81,8 +84,10 @@ _PUBLIC: Final[dict[ErrorCode, _Public]] = {
     "internal": _Public(500, "server_error"),
     "prefill_failed": _Public(502, "upstream_error"),
     "decode_failed": _Public(502, "upstream_error"),
+    "abort_oom": _Public(502, "upstream_error"),
     "backend_unavailable": _Public(503, "unavailable_error"),
-    "peer_backlog": _Public(503, "unavailable_error"),
+    "peer_backlog": _Public(503, "unavailable_error", retry_after_s=1),
+    "preempted_oom": _Public(503, "unavailable_error", retry_after_s=1),
     "deadline_exceeded": _Public(504, "timeout_error"),
     "cancelled": _Public(499, "cancelled_error"),  # nobody is left to read it; access logs and metrics do
 }
@@ -92,7 +97,7 @@ class ApiError(PdcoreError):
     """One request failed. ``message`` is a sentence for the client that names the field and the value.
 
     ``param`` is the offending field. ``detail`` is what an engine said (status, message), for operators.
-    ``retry_after_s`` becomes the ``Retry-After`` header. ``refused`` is the reason of a 421.
+    ``retry_after_s`` becomes the ``Retry-After`` header; some codes have one by themselves. ``refused`` is the reason of a 421.
     """
 
     def __init__(
@@ -110,7 +115,7 @@ class ApiError(PdcoreError):
         self.message = message
         self.param = param
         self.detail = detail
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = _PUBLIC[code].retry_after_s if retry_after_s is None else retry_after_s
         self.refused = refused
 
     @property

@@ -1,7 +1,7 @@
 """What the schedulers of all roles share: admission by blocks, batches, growth, retraction, endings.
 
-The mutable state is ``_waiting`` (may compute, holds no blocks), ``_running`` (holds blocks for all it computes) and
-the block pool; a subclass adds the places where a request waits for a peer. A request is in exactly one of them.
+A request is in exactly one place (``places``). A subclass adds what happens before and after it computes: it overrides
+``_enqueue``, ``_judge``, ``_enter``, ``_sampled`` and ``_let_go``.
 
 Blocks run out when running requests grow. Then one victim gives its blocks back, keeps its tokens and is recomputed
 when there is room: the one with the fewest output tokens, of those the longest prompt, since it is the cheapest to
@@ -10,13 +10,19 @@ repeat for the space it frees (rule of the mission's section 6.4).
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from operator import add, sub
 from typing import Final
 
-from pdcore.engine.kv.blocks import BlockPool
+from pdcore.engine.kv.block_groups import BlockGroups, within
+from pdcore.engine.kv.blocks import Counts
 from pdcore.engine.messages import Output, Start
+from pdcore.engine.scheduler.chunks import share_with_recomputed
+from pdcore.engine.scheduler.deadlines import Deadlines
+from pdcore.engine.scheduler.limits import SchedulerLimits
+from pdcore.engine.scheduler.line import Line, Verdict
+from pdcore.engine.scheduler.places import Place
 from pdcore.engine.scheduler.plan import (
     Admit,
     Compute,
@@ -27,146 +33,238 @@ from pdcore.engine.scheduler.plan import (
     StepPlan,
 )
 from pdcore.engine.scheduler.request import Request
-from pdcore.errors import ApiError
+from pdcore.errors import ApiError, ErrorCode
 
 MOST_RETRACTIONS: Final = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerLimits:
-    """``reserved_tokens`` are kept free for each admitted request to grow; the others cap what is held at once."""
-
-    block_size: int
-    context_length: int
-    max_batch: int
-    max_prefill_tokens: int
-    max_queue: int
-    reserved_tokens: int
-    slots: int
-
-
 class Scheduler:
-    """The part of a rank that decides. Call ``plan``, do what it says, then ``complete`` with the sampled tokens."""
+    """The part of a rank that decides. Call ``plan``, do what it says, then ``complete`` with the sampled tokens.
 
-    def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
+    Instants only grow. Mutable besides the parts: ``_requests`` and ``_rooms`` (all held), ``_running``, ``_places``
+    (how many are where), ``_available`` (what admission may still give in this plan), ``_plan`` (the plan so far).
+    """
+
+    def __init__(self, limits: SchedulerLimits, blocks: BlockGroups) -> None:
         self._limits = limits
-        self._pool = pool
-        self._waiting: deque[Request] = deque()
+        self._blocks = blocks
+        self._now = 0.0
+        self._requests: dict[str, Request] = {}
+        self._rooms: dict[int, Request] = {}
         self._running: dict[str, Request] = {}
+        self._line = Line()
+        self._deadlines = Deadlines()
+        self._places: Counter[Place] = Counter()
+        self._available: Counts = blocks.free_blocks
+        self._plan = _PlanInMaking()
         self._retracted_total = 0
-
-    # what a role adds
-
-    def _enqueue(self, request: Request) -> None:
-        """Put a new request where its role makes it wait first."""
-        self._waiting.append(request)
-
-    def _elsewhere(self) -> Iterator[Request]:
-        """Requests held in the role's own places."""
-        return iter(())
-
-    def _admit(self) -> tuple[Admit, ...]:
-        """Move what fits into ``_running``; the role's own admissions are returned."""
-        self._start_waiting()
-        return ()
-
-    def _sampled(self, request: Request, token: int, outcome: _Collecting) -> None:
-        """``token`` was sampled for ``request``."""
-        self._emit(request, token, outcome)
-
-    def _drop(self, request: Request) -> bool:
-        """Forget ``request`` wherever it is and let its blocks go; whether it was here."""
-        if self._running.pop(request.request_id, None) is not None:
-            self._pool.free(request.blocks)
-            return True
-        if request in self._waiting:
-            self._waiting.remove(request)
-            return True
-        return False
-
-    def _unexpired(self, request: Request, now: float) -> bool:
-        return now < request.deadline
 
     # what the rank calls
 
     def add(self, start: Start, now: float) -> None:
         """Take a new request, or raise :class:`ApiError` and hold nothing."""
-        self._refuse_what_cannot_run(start)
-        held = tuple(self._held())
-        if len(held) >= self._limits.max_queue:
-            message = f"the engine holds {len(held)} requests, its limit; try again"
-            raise ApiError("rate_limited", message, retry_after_s=1)
-        if any(r.request_id == start.request_id for r in held):
-            raise ApiError("room_in_use", f"request {start.request_id} is running already")
-        if start.room and any(r.start.room == start.room for r in held):
-            raise ApiError(
-                "room_in_use", f"bootstrap_room {start.room} is running already", param="bootstrap_room"
-            )
-        self._enqueue(Request(start=start, deadline=now + start.remaining_ms / 1000))
+        self._now = now
+        self._refuse(start)
+        request = self._enqueue(start, now + start.remaining_ms / 1000)
+        self._places[request.place] += 1
+        self._requests[start.request_id] = request
+        self._deadlines.add(start.request_id, request.deadline)
+        if start.room:
+            self._rooms[start.room] = request
 
     def abort(self, request_id: str) -> bool:
         """Nobody wants this request any more; whether it was held."""
-        request = self.find(request_id)
-        return request is not None and self._drop(request)
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._end(request)
+        return request is not None
 
     def find(self, request_id: str) -> Request | None:
         """The held request of that id."""
-        return self._running.get(request_id) or next(
-            (r for r in self._held() if r.request_id == request_id), None
-        )
+        return self._requests.get(request_id)
 
     def held(self, request_id: str) -> Request:
         """The held request of that id; KeyError if there is none."""
-        request = self.find(request_id)
-        if request is None:
-            raise KeyError(request_id)
-        return request
+        return self._requests[request_id]
 
     def plan(self, now: float) -> StepPlan:
         """What to do in this step."""
-        failures = self._expire(now)
-        admitted = self._admit()
-        batch = self._batch(failures)
-        return StepPlan(admit=admitted, batch=batch, fail=tuple(failures))
+        self._now = now
+        self._plan = making = _PlanInMaking()
+        for request_id in self._deadlines.due(now):
+            self._fail(
+                self._requests[request_id],
+                "deadline_exceeded",
+                "the request's time budget ran out in the engine",
+            )
+        batch: tuple[Compute, ...] = ()
+        failed = -1
+        while not batch and failed != len(making.fail):  # a failure makes room for somebody
+            failed = len(making.fail)
+            self._admit()
+            batch = self._batch()
+        return self._finished(batch)
 
     def complete(self, batch: Iterable[Compute], tokens: Mapping[str, int]) -> Outcome:
         """Account for a computed ``batch``; ``tokens`` holds the sampled token of each item that samples.
 
         A request that left between plan and completion is skipped.
         """
-        outcome = _Collecting()
+        outputs: list[Output] = []
+        handoffs: list[Handoff] = []
         for item in batch:
             request = self._running.get(item.request_id)
             if request is None:
                 continue
             request.computed = item.start + len(item.token_ids)
             if item.samples:
-                self._sampled(request, tokens[item.request_id], outcome)
-        return Outcome(outputs=tuple(outcome.outputs), handoffs=tuple(outcome.handoffs))
+                result = self._sampled(request, tokens[item.request_id])
+                if isinstance(result, Output):
+                    outputs.append(result)
+                else:
+                    handoffs.append(result)
+        return Outcome(outputs=tuple(outputs), handoffs=tuple(handoffs))
 
     @property
     def has_computation(self) -> bool:
         """Whether ``plan`` would find something to run or to admit without any new message."""
-        return bool(self._running or self._waiting)
+        return bool(self._running or len(self._line))
+
+    @property
+    def next_deadline(self) -> float:
+        """When ``plan`` may have something to do even if nothing happens; infinity: never."""
+        return self._deadlines.earliest()
 
     def statistics(self) -> SchedulerStatistics:
-        """Queue lengths of this instant."""
+        """Counts of this instant."""
+        count = self._places
         return SchedulerStatistics(
-            queued=len(self._waiting),
-            transferring=0,
-            running=len(self._running),
+            bootstrap=count[Place.BOOTSTRAP],
+            prealloc=count[Place.PREALLOC],
+            transfer=count[Place.TRANSFER],
+            running=count[Place.RUNNING],
+            retracted=count[Place.RETRACTED],
             retracted_total=self._retracted_total,
         )
 
+    # what a role changes
+
+    def _enqueue(self, start: Start, deadline: float) -> Request:
+        """A new request, where its role makes it wait first."""
+        request = self._new(start, deadline, Place.PREALLOC)
+        self._line.join(request, self._now)
+        return request
+
+    def _judge(self, request: Request) -> Verdict:
+        """Whether a request that waits for blocks may have them now."""
+        if not self._has_batch_room() or min(self._available) < 1:
+            return Verdict.CLOSED
+        fits = within(self._blocks.needed(self._first_tokens(request)), self._available)
+        return Verdict.FITS if fits else Verdict.TOO_LARGE
+
+    def _has_batch_room(self) -> bool:
+        return len(self._running) < self._limits.max_batch
+
+    def _enter(self, request: Request) -> None:
+        """A request that was judged to fit gets its blocks."""
+        self._give_blocks(request)
+        self._run(request)
+
+    def _first_tokens(self, request: Request) -> int:
+        """How many tokens a request gets blocks for at first."""
+        return request.known + 1
+
+    def _growing(self) -> Iterable[Request]:
+        """Those who have blocks and will need more."""
+        return self._running.values()
+
+    def _is_worth_holding(self, request: Request) -> bool:
+        """Whether a request that does not fit would, if all that computes came to its end."""
+        left = tuple(map(sub, self._blocks.total, self._stuck()))
+        return within(self._blocks.needed(self._first_tokens(request)), left)
+
+    def _stuck(self) -> Counts:
+        """Blocks that do not come back by computing."""
+        return (0,) * len(self._blocks.total)
+
+    def _sampled(self, request: Request, token: int) -> Output | Handoff:
+        """``token`` was sampled for a running request."""
+        return self._emit(request, token)
+
+    def _let_go(self, request: Request) -> None:
+        """A request ends outside of line and batch."""
+        raise AssertionError(f"nobody looks after {request.place.name}")
+
+    def _refuse(self, start: Start) -> None:
+        """ApiError for a request that cannot be taken now, or ever."""
+        self._refuse_what_cannot_run(start)
+        if len(self._requests) >= self._limits.max_queue:
+            message = f"the engine holds {len(self._requests)} requests, its limit; try again"
+            raise ApiError("rate_limited", message, retry_after_s=1)
+        if start.request_id in self._requests:
+            raise ApiError("room_in_use", f"request {start.request_id} is running already")
+        if start.room and start.room in self._rooms:
+            raise ApiError(
+                "room_in_use", f"bootstrap_room {start.room} is running already", param="bootstrap_room"
+            )
+
+    def _admit(self) -> None:
+        """Let waiting requests in."""
+        if not len(self._line):
+            return
+        self._available = tuple(map(sub, self._blocks.free_blocks, self._growth_of(self._growing())))
+        self._line.serve(
+            self._now, judge=self._judge, enter=self._enter, is_worth_holding=self._is_worth_holding
+        )
+
+    def _finished(self, batch: tuple[Compute, ...]) -> StepPlan:
+        """The plan, with what the role adds at its end."""
+        making = self._plan
+        return StepPlan(admit=tuple(making.admit), batch=batch, fail=tuple(making.fail))
+
     # shared decisions
 
-    def _held(self) -> Iterator[Request]:
-        yield from self._waiting
-        yield from self._running.values()
-        yield from self._elsewhere()
+    def _new(self, start: Start, deadline: float, place: Place) -> Request:
+        return Request(
+            start=start, deadline=deadline, context_length=self._limits.context_length, place=place
+        )
 
-    def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self._limits.block_size)
+    def _move(self, request: Request, place: Place) -> None:
+        self._places[request.place] -= 1
+        request.move(place)
+        self._places[place] += 1
+
+    def _run(self, request: Request) -> None:
+        self._move(request, Place.RUNNING)
+        self._running[request.request_id] = request
+
+    def _end(self, request: Request) -> None:
+        """Forget a request wherever it is, and let go of what it holds."""
+        match request.place:
+            case Place.RUNNING:
+                del self._running[request.request_id]
+                self._blocks.free_owner(request.request_id)
+            case Place.PREALLOC | Place.RETRACTED:
+                self._line.leave(request)
+            case _:
+                self._let_go(request)
+        self._move(request, Place.ENDED)
+        del self._requests[request.request_id]
+        self._deadlines.cancel(request.request_id)
+        if request.start.room:
+            del self._rooms[request.start.room]
+
+    def _fail(self, request: Request, code: ErrorCode, message: str) -> None:
+        self._plan.fail.append(
+            Failure(
+                request_id=request.request_id,
+                room=request.start.room,
+                code=code,
+                message=message,
+                handoff=request.handoff,
+            )
+        )
+        self._end(request)
 
     def _refuse_what_cannot_run(self, start: Start) -> None:
         length, context = len(start.prompt), self._limits.context_length
@@ -175,158 +273,112 @@ class Scheduler:
         if length >= context:
             message = f"this model's context is {context} tokens; the prompt has {length} and leaves no room to answer"
             raise ApiError("context_length_exceeded", message, param="prompt")
-        if self._blocks_for(length + 1) > self._pool.total:
-            capacity = self._pool.total * self._limits.block_size
-            message = f"the KV cache holds {capacity} tokens; the prompt of {length} and one more do not fit"
+        if length + 1 > self._blocks.tokens:
+            message = f"the KV cache holds {self._blocks.tokens} tokens; the prompt of {length} and one more do not fit"
             raise ApiError("context_length_exceeded", message, param="prompt")
 
-    def _reserved(self) -> int:
-        """Blocks that the admitted requests are expected to grow into."""
-        return sum(
-            self._blocks_for(
-                min(self._limits.reserved_tokens, r.still_to_generate(self._limits.context_length))
-            )
-            for r in self._growing()
-        )
+    def _growth_of(self, requests: Iterable[Request]) -> Counts:
+        most = self._limits.reserved_tokens
+        ahead = [min(most, r.most_known - r.known) for r in requests]
+        return tuple(sum([-(-tokens // size) for tokens in ahead]) for size in self._blocks.block_sizes)
 
-    def _growing(self) -> Iterable[Request]:
-        return self._running.values()
-
-    def _fits(self, tokens: int) -> bool:
-        """Whether ``tokens`` can be admitted beside the growth of everybody admitted before."""
-        return self._blocks_for(tokens) <= self._pool.free_blocks - self._reserved()
-
-    def _has_batch_room(self) -> bool:
-        return len(self._running) < self._limits.max_batch
-
-    def _admissible(self, tokens: int) -> bool:
-        """Whether a request of ``tokens`` may have its blocks now.
-
-        With nobody admitted before it, nobody's growth needs protecting: then its own blocks are enough.
-        """
-        idle = not any(True for _ in self._growing())
-        return self._fits(tokens) or (idle and self._pool.can_allocate(self._blocks_for(tokens)))
-
-    def _start_waiting(self) -> None:
-        """Give blocks to waiting requests, oldest first; the first that does not fit holds the line."""
-        while self._waiting and self._has_batch_room():
-            request = self._waiting[0]
-            needed = request.known + self._spare_tokens()
-            if not self._admissible(needed):
-                return
-            self._waiting.popleft()
-            self._give_blocks(request, needed)
-            self._running[request.request_id] = request
-
-    def _give_blocks(self, request: Request, tokens: int) -> None:
-        blocks = self._pool.allocate(self._blocks_for(tokens), request.request_id)
+    def _give_blocks(self, request: Request) -> None:
+        """Blocks for the first tokens of a request; it and its growth are available to nobody else."""
+        counts = self._blocks.needed(self._first_tokens(request))
+        blocks = self._blocks.allocate(counts, request.request_id)
         assert blocks is not None, "admitted without enough free blocks"
         request.blocks = blocks
+        request.capacity = self._blocks.room_in(counts)
+        taken = map(add, counts, self._growth_of((request,)))
+        self._available = tuple(map(sub, self._available, taken))
 
-    def _spare_tokens(self) -> int:
-        """How many tokens beyond the known ones an admitted request gets blocks for."""
-        return 1
-
-    def _batch(self, failures: list[Failure]) -> tuple[Compute, ...]:
-        budget = self._limits.max_prefill_tokens
+    def _batch(self) -> tuple[Compute, ...]:
+        """Who generates goes first; prompts share the tokens of the step."""
         batch: dict[str, Compute] = {}
-        for request in sorted(self._running.values(), key=lambda r: not r.generating):
-            if request.request_id not in self._running:
+        chunked: list[Request] = []
+        for request in tuple(self._running.values()):
+            if request.place is not Place.RUNNING:
                 continue  # retracted for one before it
-            if request.generating:
-                if not self._make_room(request, batch, failures):
-                    continue
-                count = 1
-            else:
-                count = min(request.pending, budget)
-                budget -= count
-            if count:
-                batch[request.request_id] = self._compute(request, count)
+            if not request.generating:
+                chunked.append(request)
+            elif request.known <= request.capacity or self._grow(request, batch):
+                batch[request.request_id] = Compute(
+                    request_id=request.request_id,
+                    token_ids=(request.output[-1],),
+                    start=request.computed,
+                    block_tables=request.blocks,
+                    samples=True,
+                )
+        if chunked:
+            self._add_chunks([r for r in chunked if r.place is Place.RUNNING], batch)
         return tuple(batch.values())
 
-    def _compute(self, request: Request, count: int) -> Compute:
-        start = request.computed
-        return Compute(
-            request_id=request.request_id,
-            token_ids=request.tokens(start, count),
-            start=start,
-            block_table=request.blocks,
-            samples=start + count == request.known,
+    def _add_chunks(self, requests: list[Request], batch: dict[str, Compute]) -> None:
+        fresh = [r for r in requests if not r.output]
+        again = [r for r in requests if r.output]
+        shares = share_with_recomputed(
+            [r.pending for r in fresh], [r.pending for r in again], self._limits.max_prefill_tokens
         )
+        for request, count in zip((*fresh, *again), (*shares[0], *shares[1]), strict=True):
+            if count:
+                start = request.computed
+                batch[request.request_id] = Compute(
+                    request_id=request.request_id,
+                    token_ids=request.tokens(start, count),
+                    start=start,
+                    block_tables=request.blocks,
+                    samples=start + count == request.known,
+                )
 
-    def _make_room(self, request: Request, batch: dict[str, Compute], failures: list[Failure]) -> bool:
+    def _grow(self, request: Request, batch: dict[str, Compute]) -> bool:
         """Blocks for every known token of ``request``, taking them from victims; False if it is one itself."""
-        missing = self._blocks_for(request.known) - len(request.blocks)
-        if missing <= 0:
-            return True
-        while not self._pool.can_allocate(missing):
-            victim = min(
-                (r for r in self._running.values() if r.generating),
-                key=lambda r: (len(r.output), -len(r.start.prompt)),
-            )
+        needed = self._blocks.needed(request.known)
+        if not within(needed, self._blocks.total):
+            self._fail_for_good(request)
+            return False
+        missing = tuple(max(0, n - len(ids)) for n, ids in zip(needed, request.blocks, strict=True))
+        while (more := self._blocks.extend(missing, request.request_id)) is None:
+            victim = min(self._running.values(), key=lambda r: (len(r.output), -len(r.start.prompt)))
             batch.pop(victim.request_id, None)
-            self._retract(victim, failures)
+            self._retract(victim)
             if victim is request:
                 return False
-        more = self._pool.extend(missing, request.request_id)
-        assert more is not None
-        request.blocks += more
+        request.blocks = tuple(map(add, request.blocks, more))
+        request.capacity = self._blocks.room_in(tuple(map(len, request.blocks)))
         return True
 
-    def _retract(self, victim: Request, failures: list[Failure]) -> None:
-        self._drop(victim)
-        victim.blocks, victim.computed = (), 0
+    def _retract(self, victim: Request) -> None:
         victim.retractions += 1
         self._retracted_total += 1
-        if self._blocks_for(victim.known + 1) > self._pool.total:
-            capacity = self._pool.total * self._limits.block_size
-            failures.append(
-                self._failure(
-                    victim,
-                    "decode_failed",
-                    f"abort_oom: {victim.known} tokens outgrew the KV cache of {capacity}",
-                )
-            )
+        if not within(self._blocks.needed(victim.known + 1), self._blocks.total):
+            self._fail_for_good(victim)
         elif victim.retractions > MOST_RETRACTIONS:
-            failures.append(
-                self._failure(
-                    victim,
-                    "backend_unavailable",
-                    f"preempted_oom: retracted {victim.retractions} times for lack of KV blocks",
-                )
-            )
+            message = f"retracted {victim.retractions} times for lack of KV blocks; try again"
+            self._fail(victim, "preempted_oom", message)
         else:
-            self._waiting.append(victim)
+            del self._running[victim.request_id]
+            self._blocks.free_owner(victim.request_id)
+            victim.give_back()
+            self._move(victim, Place.RETRACTED)
+            self._line.join(victim, self._now)
 
-    def _expire(self, now: float) -> list[Failure]:
-        late = [r for r in self._held() if not self._unexpired(r, now)]
-        for request in late:
-            self._drop(request)
-        return [
-            self._failure(r, "deadline_exceeded", "the request's time budget ran out in the engine")
-            for r in late
-        ]
+    def _fail_for_good(self, request: Request) -> None:
+        message = f"{request.known} tokens outgrew the KV cache of {self._blocks.tokens}"
+        self._fail(request, "abort_oom", message)
 
-    @staticmethod
-    def _failure(request: Request, code: object, message: str) -> Failure:
-        return Failure(request_id=request.request_id, room=request.start.room, code=code, message=message)  # type: ignore[arg-type]
-
-    def _emit(self, request: Request, token: int, outcome: _Collecting) -> None:
-        """Append ``token``, tell the leader, and end the request if that completes it."""
-        request.output.append(token)
-        reason = request.finish_reason(self._limits.context_length)
-        outcome.outputs.append(
-            Output(request_id=request.request_id, token_ids=(token,), finish_reason=reason)
-        )
+    def _emit(self, request: Request, token: int) -> Output:
+        """Append ``token``, and end the request if that completes it."""
+        reason = request.append(token)
         if reason is not None:
-            self._drop(request)
+            self._end(request)
+        return Output(request_id=request.request_id, token_ids=(token,), finish_reason=reason)
 
 
-class _Collecting:
-    """An outcome while a batch is being accounted for."""
+class _PlanInMaking:
+    """What a plan holds so far."""
 
-    __slots__ = ("handoffs", "outputs")
+    __slots__ = ("admit", "fail")
 
     def __init__(self) -> None:
-        self.outputs: list[Output] = []
-        self.handoffs: list[Handoff] = []
+        self.admit: list[Admit] = []
+        self.fail: list[Failure] = []

@@ -1,135 +1,236 @@
-"""Decode: a request waits for blocks and a slot, asks prefill for its KV, and generates once that has arrived.
+"""Decode: a request waits for blocks, asks prefill for its KV, and generates once that has arrived.
 
-A hand-off is named by its ``seq``. Its blocks belong to the request until the request ends; if it ends before the KV
-arrived, they are quarantined under the seq, because a write may still land, until the session says ``drained``.
+A hand-off is named by an integer that grows strictly over this scheduler's life. Its blocks belong to the request
+until the request ends; if it ends before the KV arrived, they are quarantined under the hand-off, because a write may
+still land, until it is said to be ``drained``. Neither a deadline nor an abort frees memory.
+
+Blocks that wait for prefill, arriving or quarantined, are capped for each prefill instance and in all (``backlog``), so
+that a peer that stops answering cannot take the instance hostage. One whose quarantine lasts too long is to be ended.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
+from operator import add, sub
 
-from pdcore.engine.kv.blocks import BlockPool
-from pdcore.engine.messages import Output
-from pdcore.engine.scheduler.base import Scheduler, SchedulerLimits, _Collecting
-from pdcore.engine.scheduler.plan import Admit, SchedulerStatistics
-from pdcore.engine.scheduler.request import Request
+from pdcore.engine.kv.block_groups import BlockGroups, within
+from pdcore.engine.kv.blocks import Counts
+from pdcore.engine.messages import Output, Start
+from pdcore.engine.scheduler.backlog import Backlog
+from pdcore.engine.scheduler.base import Scheduler
+from pdcore.engine.scheduler.limits import STUCK_AFTER_S, SchedulerLimits
+from pdcore.engine.scheduler.line import Verdict
+from pdcore.engine.scheduler.places import Place
+from pdcore.engine.scheduler.plan import Admit, Compute, EndPeer, StepPlan
+from pdcore.engine.scheduler.request import Peer, Request
+from pdcore.errors import ApiError
+
+
+@dataclass(slots=True, kw_only=True)
+class _Open:
+    """A hand-off whose memory may still be written. Without a ``request`` it is in quarantine, since ``ended_at``."""
+
+    peer: Peer
+    request: Request | None
+    counts: Counts
+    opened_at: float
+    ended_at: float = 0.0
 
 
 class DecodeScheduler(Scheduler):
-    """Requests enter by hand-off; a retracted one is recomputed here, from ``_waiting``."""
+    """Requests enter by hand-off; a retracted one is recomputed here.
 
-    def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
-        super().__init__(limits, pool)
-        self._prealloc: deque[Request] = deque()
-        self._opening: dict[str, Request] = {}
-        self._transferring: dict[int, Request] = {}
-        self._quarantined: set[int] = set()
+    Mutable besides the parts: ``_open`` (hand-offs by name, oldest first), ``_quarantined`` (those without a request,
+    by how long), ``_capped`` (peers whose share keeps a request out, and since when; None: the share of all),
+    ``_condemned`` (peers whose end was ordered, and when).
+    """
 
-    def opened(self, request_id: str, seq: int) -> None:
-        """The hand-off that ``plan`` admitted is under way as ``seq``."""
-        self._transferring[seq] = self._opening.pop(request_id)
+    def __init__(self, limits: SchedulerLimits, blocks: BlockGroups) -> None:
+        super().__init__(limits, blocks)
+        self._backlog = Backlog(blocks.total, peer_share=limits.peer_share, total_share=limits.total_share)
+        self._open: dict[int, _Open] = {}
+        self._quarantined: dict[int, _Open] = {}
+        self._capped: dict[Peer | None, float] = {}
+        self._condemned: dict[Peer, float] = {}
+        self._last_handoff = 0
 
-    def not_opened(self, request_id: str) -> None:
-        """The hand-off could not even be asked for: nobody knows the blocks, so they are free at once."""
-        self._pool.free(self._opening.pop(request_id).blocks)
-
-    def postponed(self, request_id: str) -> None:
-        """Too much memory waits for its prefill already: it is first in line again, and holds up nobody else."""
-        request = self._opening.pop(request_id)
-        self._pool.free(request.blocks)
-        request.blocks = ()
-        self._prealloc.appendleft(request)
-
-    def arrived(self, seq: int, first_token: int, kv_len: int) -> tuple[Request, Output] | None:
-        """The KV of ``seq`` is here and nobody writes there any more: the request runs, or is complete.
+    def arrived(self, handoff: int, first_token: int, kv_len: int) -> tuple[Request, Output] | None:
+        """The KV is here and nobody writes there any more: the request runs, or is complete.
 
         None if the request ended before; its blocks are free then.
         """
-        request = self._transferring.pop(seq, None)
-        if request is None:
-            self.drained(seq)
+        entry = self._open.get(handoff)
+        if entry is None or entry.request is None:
+            self.drained(handoff)
             return None
+        request = entry.request
+        self._close(handoff)
+        request.handoff = None
         request.computed = kv_len
-        self._running[request.request_id] = request
-        outcome = _Collecting()
-        self._emit(request, first_token, outcome)
-        return request, outcome.outputs[0]
+        self._run(request)
+        return request, self._emit(request, first_token)
 
-    def failed(self, seq: int) -> Request | None:
+    def failed(self, handoff: int) -> Request | None:
         """The hand-off is over without KV; its blocks wait for ``drained``. The request, if still held."""
-        request = self._transferring.get(seq)
+        entry = self._open.get(handoff)
+        request = None if entry is None else entry.request
         if request is not None:
-            self._drop(request)
+            self._end(request)
         return request
 
-    def drained(self, seq: int) -> None:
-        """No write of ``seq`` can land any more."""
-        self._quarantined.discard(seq)
-        self._pool.release(seq)
+    def drained(self, handoff: int) -> Request | None:
+        """No write of this hand-off can land any more. Unknown ones are ignored.
 
-    def seq_of(self, request_id: str) -> int | None:
+        The request is returned if it was still held: it is over too, because its KV will never come.
+        """
+        request = self.failed(handoff)
+        if handoff in self._open:
+            self._close(handoff)
+            self._blocks.release(handoff)
+        return request
+
+    def handoff_of(self, request_id: str) -> int | None:
         """The hand-off under way for a request, for its abort."""
-        return next((s for s, r in self._transferring.items() if r.request_id == request_id), None)
+        request = self.find(request_id)
+        return None if request is None else request.handoff
 
-    @property
-    def has_computation(self) -> bool:
-        return super().has_computation or bool(self._prealloc)
+    def _refuse(self, start: Start) -> None:
+        super()._refuse(start)
+        if start.prefill is None:
+            raise ApiError("internal", "a decode request came without the prefill instance that has its KV")
 
-    def statistics(self) -> SchedulerStatistics:
-        return SchedulerStatistics(
-            queued=len(self._prealloc) + len(self._waiting),
-            transferring=len(self._transferring) + len(self._opening),
-            running=len(self._running),
-            retracted_total=self._retracted_total,
-        )
-
-    def _enqueue(self, request: Request) -> None:
-        self._prealloc.append(request)
-
-    def _elsewhere(self) -> Iterator[Request]:
-        yield from self._prealloc
-        yield from self._opening.values()
-        yield from self._transferring.values()
+    def _enqueue(self, start: Start, deadline: float) -> Request:
+        request = self._new(start, deadline, Place.PREALLOC)
+        assert start.prefill is not None, "refused otherwise"
+        request.peer = (start.prefill.instance_id, start.prefill.incarnation)
+        self._line.join(request, self._now)
+        return request
 
     def _growing(self) -> Iterable[Request]:
-        return chain(self._running.values(), self._opening.values(), self._transferring.values())
+        arriving = (entry.request for entry in self._open.values() if entry.request is not None)
+        return chain(self._running.values(), arriving)
 
     def _has_batch_room(self) -> bool:
-        return sum(1 for _ in self._growing()) < self._limits.max_batch
+        return self._places[Place.RUNNING] + self._places[Place.TRANSFER] < self._limits.max_batch
 
-    def _unexpired(self, request: Request, now: float) -> bool:
-        """The session watches the deadline of a hand-off, because only it can tell prefill."""
-        return super()._unexpired(request, now) or request in self._transferring.values()
+    def _judge(self, request: Request) -> Verdict:
+        verdict = super()._judge(request)
+        if verdict is Verdict.CLOSED or request.place is Place.RETRACTED:
+            return verdict
+        if len(self._open) >= self._limits.slots:
+            return Verdict.LANE_FULL
+        counts = self._blocks.needed(self._first_tokens(request))
+        assert request.peer is not None, "set when it joined the line"
+        if not self._backlog.peer_has_room(request.peer, counts):
+            self._capped.setdefault(request.peer, self._now)
+            return Verdict.LANE_FULL
+        if not self._backlog.has_room(counts):
+            self._capped.setdefault(None, self._now)
+            return Verdict.TOO_LARGE
+        return verdict
 
-    def _admit(self) -> tuple[Admit, ...]:
-        self._start_waiting()
-        admitted = []
-        while self._prealloc and self._has_batch_room() and self._has_slot():
-            request = self._prealloc[0]
-            if not self._admissible(request.known + 1):
-                break
-            admitted.append(self._open(self._prealloc.popleft()))
-        return tuple(admitted)
+    def _enter(self, request: Request) -> None:
+        if request.place is Place.RETRACTED:
+            super()._enter(request)
+            return
+        self._give_blocks(request)
+        self._move(request, Place.TRANSFER)
+        assert request.peer is not None, "set when it joined the line"
+        self._last_handoff += 1
+        handoff = request.handoff = self._last_handoff
+        counts = tuple(map(len, request.blocks))
+        self._open[handoff] = _Open(peer=request.peer, request=request, counts=counts, opened_at=self._now)
+        self._backlog.add(request.peer, counts)
+        self._capped.pop(request.peer, None)
+        self._capped.pop(None, None)
+        prompt = self._blocks.needed(request.known)
+        destination = tuple(ids[:count] for ids, count in zip(request.blocks, prompt, strict=True))
+        self._plan.admit.append(
+            Admit(request_id=request.request_id, handoff=handoff, room=request.start.room, blocks=destination)
+        )
 
-    def _open(self, request: Request) -> Admit:
-        self._give_blocks(request, request.known + 1)
-        self._opening[request.request_id] = request
-        destination = request.blocks[: self._blocks_for(len(request.start.prompt))]
-        return Admit(request_id=request.request_id, blocks=destination)
+    def _let_go(self, request: Request) -> None:
+        """Its KV is on its way: the blocks are nobody's until that is over."""
+        assert request.handoff is not None, "every hand-off has its name"
+        entry = self._quarantined[request.handoff] = self._open[request.handoff]
+        entry.request = None
+        entry.ended_at = self._now
+        self._blocks.quarantine_owner(request.request_id, request.handoff)
 
-    def _has_slot(self) -> bool:
-        return len(self._opening) + len(self._transferring) + len(self._quarantined) < self._limits.slots
+    def _close(self, handoff: int) -> None:
+        """No memory waits for this hand-off any more."""
+        entry = self._open.pop(handoff)
+        self._quarantined.pop(handoff, None)
+        self._backlog.remove(entry.peer, entry.counts)
+        if entry.peer in self._condemned and not any(self._backlog.of(entry.peer)):
+            del self._condemned[entry.peer]
 
-    def _drop(self, request: Request) -> bool:
-        seq = self.seq_of(request.request_id)
-        if seq is not None:
-            del self._transferring[seq]
-            self._quarantined.add(seq)
-            self._pool.quarantine(request.blocks, seq)
-            return True
-        if request in self._prealloc:
-            self._prealloc.remove(request)
-            return True
-        return super()._drop(request)
+    def _stuck(self) -> Counts:
+        counts: Counts = (0,) * len(self._blocks.total)
+        for entry in self._open.values():
+            if entry.request is None or self._now - entry.opened_at >= STUCK_AFTER_S:
+                counts = tuple(map(add, counts, entry.counts))
+        return counts
+
+    def _is_worth_holding(self, request: Request) -> bool:
+        counts, stuck = self._blocks.needed(self._first_tokens(request)), self._stuck()
+        if not within(counts, tuple(map(sub, self._blocks.total, stuck))):
+            return False
+        return request.place is Place.RETRACTED or self._backlog.has_room(counts, stuck)
+
+    def _admit(self) -> None:
+        super()._admit()
+        for peer, since in tuple(self._capped.items()):
+            if self._now - since >= self._limits.backlog_s:
+                self._turn_away(peer)
+
+    def _turn_away(self, peer: Peer | None) -> None:
+        """Refuse those whom the share of ``peer`` (None: of all) has kept out for too long."""
+        late = self._line.waiting_since(self._now - self._limits.backlog_s, peer)
+        kept_out = [r for r in late if not self._share_allows(peer, self._blocks.needed(r.known + 1))]
+        for request in kept_out:
+            if peer is None:
+                self._fail(
+                    request, "backend_unavailable", "too much of the KV cache waits for prefill instances"
+                )
+            else:
+                message = f"too much of the KV cache waits for prefill instance {peer[0]}"
+                self._fail(request, "peer_backlog", message)
+        if self._share_allows(peer, (1,) * len(self._blocks.total)) and not kept_out:
+            del self._capped[peer]
+
+    def _share_allows(self, peer: Peer | None, counts: Counts) -> bool:
+        return self._backlog.has_room(counts) if peer is None else self._backlog.peer_has_room(peer, counts)
+
+    def _finished(self, batch: tuple[Compute, ...]) -> StepPlan:
+        making = self._plan
+        return StepPlan(
+            admit=tuple(making.admit),
+            batch=batch,
+            fail=tuple(making.fail),
+            end_peers=tuple(self._condemn()) if self._quarantined else (),
+            restart=self._why_restart() if self._condemned else None,
+        )
+
+    def _condemn(self) -> Iterator[EndPeer]:
+        """Peers whose oldest quarantine lasts too long, each once."""
+        for entry in self._quarantined.values():
+            age_s = self._now - entry.ended_at
+            if age_s < self._limits.quarantine_s:
+                return
+            if entry.peer not in self._condemned:
+                self._condemned[entry.peer] = self._now
+                instance_id, incarnation = entry.peer
+                yield EndPeer(instance_id=instance_id, incarnation=incarnation, age_s=age_s)
+
+    def _why_restart(self) -> str | None:
+        for (instance_id, incarnation), since in self._condemned.items():
+            if self._now - since >= self._limits.fence_s:
+                held = sum(self._backlog.of((instance_id, incarnation)))
+                return (
+                    f"{held} KV blocks may still be written by prefill instance {instance_id} (incarnation "
+                    f"{incarnation}), whose end was ordered {self._now - since:.0f} s ago"
+                )
+        return None

@@ -1,78 +1,97 @@
-"""The values a scheduler returns: what to do in this step, and what a finished step meant."""
+"""The values a scheduler returns: what to do in this step, and what a finished step meant.
+
+They are msgspec Structs because other ranks execute them, and because building them is most of what a step costs.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
+from pdcore.engine.kv.blocks import BlockLists
 from pdcore.engine.messages import Output
 from pdcore.errors import ErrorCode
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compute:
+class Compute(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Run the model on ``token_ids`` at positions ``start …``; ``samples`` iff the next token is wanted.
 
-    ``block_table`` covers every position up to the last of these tokens.
+    ``block_tables`` cover every position up to the last of these tokens, in every KV group. It is the same object
+    from step to step until the request grows.
     """
 
     request_id: str
     token_ids: tuple[int, ...]
     start: int
-    block_table: tuple[int, ...]
+    block_tables: BlockLists
     samples: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admit:
-    """Decode: ask prefill for this request's KV, to be written into ``blocks``."""
+class Admit(msgspec.Struct, frozen=True, kw_only=True):
+    """Decode: ask prefill for this request's KV, to be written into ``blocks``, under the name ``handoff``."""
 
     request_id: str
-    blocks: tuple[int, ...]
+    handoff: int
+    room: int
+    blocks: BlockLists
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handoff:
+class Handoff(msgspec.Struct, frozen=True, kw_only=True):
     """Prefill: the KV of ``room`` is complete in ``blocks`` (pinned until the write has ended); send it."""
 
     request_id: str
     room: int
-    blocks: tuple[int, ...]
+    blocks: BlockLists
     first_token: int
     kv_len: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """The request is over and its blocks are let go of."""
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """The request is over and its blocks are let go of.
+
+    With a ``handoff`` its KV was on its way to here: the sender is to be told, and the blocks wait for ``drained``.
+    """
 
     request_id: str
     room: int
     code: ErrorCode
     message: str
+    handoff: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlan:
-    """Everything this step does, decided by one rank and the same for all ranks of its DP group."""
+class EndPeer(msgspec.Struct, frozen=True, kw_only=True):
+    """Decode: this prefill instance has left memory undrained for ``age_s`` seconds; its end is to be ordered."""
+
+    instance_id: str
+    incarnation: str
+    age_s: float
+
+
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything this step does, decided by one rank and the same for all ranks of its DP group.
+
+    ``restart`` says why this instance has to drain and start anew: memory that nothing else can make safe again.
+    """
 
     admit: tuple[Admit, ...]
     batch: tuple[Compute, ...]
     fail: tuple[Failure, ...]
+    end_peers: tuple[EndPeer, ...] = ()
+    restart: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What the computed tokens of a step mean: text for the leader, hand-offs for the transfer session."""
 
     outputs: tuple[Output, ...] = ()
     handoffs: tuple[Handoff, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerStatistics:
-    """Queue lengths of this instant. ``queued`` holds no blocks; ``transferring`` waits for a peer."""
+class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests by place at this instant (see ``places``), and how often one gave its blocks back so far."""
 
-    queued: int
-    transferring: int
+    bootstrap: int
+    prealloc: int
+    transfer: int
     running: int
+    retracted: int
     retracted_total: int

@@ -4,31 +4,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pdcore.engine.kv.blocks import BlockLists
 from pdcore.engine.messages import Start
+from pdcore.engine.scheduler.places import MOVES, Place
+
+Peer = tuple[str, str]
+"""One start of a prefill instance: its id and incarnation."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """``computed`` leading tokens have their KV in ``blocks``; the next ``pending`` ones do not.
+    """``computed`` leading tokens have their KV in ``blocks``, which have room for ``capacity``; the next ``pending``
+    of its ``known`` tokens (the prompt and everything sampled) do not. It ends when it knows ``most_known`` of them.
 
-    Changed by the scheduler that holds it and by nobody else.
+    Changed by the scheduler that holds it and by nobody else. ``blocks`` is replaced only when the request grows.
     """
 
     start: Start
     deadline: float
-    blocks: tuple[int, ...] = ()
+    context_length: int
+    place: Place
+    peer: Peer | None = None
+    handoff: int | None = None
+    blocks: BlockLists = ()
+    capacity: int = 0
     computed: int = 0
+    known: int = field(init=False)
+    most_known: int = field(init=False)
     output: list[int] = field(default_factory=list)
     retractions: int = 0
+
+    def __post_init__(self) -> None:
+        self.known = len(self.start.prompt)
+        self.most_known = min(self.known + self.start.limits.max_tokens, self.context_length)
 
     @property
     def request_id(self) -> str:
         return self.start.request_id
-
-    @property
-    def known(self) -> int:
-        """Tokens whose values are known: the prompt and everything sampled."""
-        return len(self.start.prompt) + len(self.output)
 
     @property
     def pending(self) -> int:
@@ -38,24 +50,31 @@ class Request:
     @property
     def generating(self) -> bool:
         """Whether the only pending token is the one sampled last."""
-        return bool(self.output) and self.pending == 1
+        return self.known - self.computed == 1 and bool(self.output)
+
+    def move(self, place: Place) -> None:
+        """Go to ``place``; ValueError, and nothing changed, when the table has no such move."""
+        if place not in MOVES[self.place]:
+            raise ValueError(f"request {self.request_id} cannot go from {self.place.name} to {place.name}")
+        self.place = place
 
     def tokens(self, start: int, count: int) -> tuple[int, ...]:
         """Known tokens at positions ``start … start + count - 1``."""
         prompt = self.start.prompt
         end = start + count
-        head = prompt[start:end]
-        return head + tuple(self.output[max(0, start - len(prompt)) : max(0, end - len(prompt))])
+        if end <= len(prompt):
+            return prompt[start:end]
+        return prompt[start:] + tuple(self.output[max(0, start - len(prompt)) : end - len(prompt)])
 
-    def finish_reason(self, context_length: int) -> str | None:
-        """Why the request is complete after its newest token, or None while it is not."""
+    def append(self, token: int) -> str | None:
+        """A token was sampled; why the request is complete with it, or None while it is not."""
+        self.output.append(token)
+        self.known += 1
         limits = self.start.limits
-        if self.output[-1] in limits.stop_token_ids and not limits.ignore_eos:
+        if token in limits.stop_token_ids and not limits.ignore_eos:
             return "stop"
-        if len(self.output) >= limits.max_tokens or self.known >= context_length:
-            return "length"
-        return None
+        return "length" if self.known >= self.most_known else None
 
-    def still_to_generate(self, context_length: int) -> int:
-        """The most tokens this request may add to what is known."""
-        return max(0, min(self.start.limits.max_tokens - len(self.output), context_length - self.known))
+    def give_back(self) -> None:
+        """Forget what is computed; the tokens stay."""
+        self.blocks, self.capacity, self.computed = (), 0, 0

@@ -1,36 +1,46 @@
-"""A model that costs nothing: drives a scheduler step by step and checks its books after each one."""
+"""A model that costs nothing: drives a scheduler step by step and checks its books and its memory after each one."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
-from pdcore.engine.kv.blocks import BlockPool
+from pdcore.engine.kv.block_groups import BlockGroup, BlockGroups
 from pdcore.engine.messages import Limits, Sampling, Start
-from pdcore.engine.scheduler.base import Scheduler, SchedulerLimits
+from pdcore.engine.scheduler.base import Scheduler
+from pdcore.engine.scheduler.limits import SchedulerLimits
 from pdcore.engine.scheduler.plan import Compute, Failure, Outcome, StepPlan
+from tests.engine.scheduler.follower import Follower
 
 STOP_TOKEN = 7
 
 
 def limits(
     *,
-    block_size: int = 4,
     context_length: int = 256,
     max_batch: int = 16,
     max_prefill_tokens: int = 8,
     max_queue: int = 1000,
     reserved_tokens: int = 4,
     slots: int = 16,
+    peer_share: float = 1.0,
+    total_share: float = 1.0,
 ) -> SchedulerLimits:
     return SchedulerLimits(
-        block_size=block_size,
         context_length=context_length,
         max_batch=max_batch,
         max_prefill_tokens=max_prefill_tokens,
         max_queue=max_queue,
         reserved_tokens=reserved_tokens,
         slots=slots,
+        peer_share=peer_share,
+        total_share=total_share,
     )
+
+
+def groups(blocks: int, *block_sizes: int) -> BlockGroups:
+    """So many blocks in each of the groups, of 4 tokens when nothing else is said."""
+    return BlockGroups(*(BlockGroup(block_size=size, blocks=blocks) for size in block_sizes or (4,)))
 
 
 def start(
@@ -61,36 +71,41 @@ def next_token(item: Compute) -> int:
 class Simulation:
     """Runs a scheduler whose model answers ``next_token``; remembers what left it."""
 
-    def __init__(self, scheduler: Scheduler, pool: BlockPool, block_size: int = 4) -> None:
+    def __init__(self, scheduler: Scheduler, blocks: BlockGroups) -> None:
         self.scheduler = scheduler
-        self.pool = pool
-        self.block_size = block_size
+        self.blocks = blocks
+        self.follower = Follower(blocks.block_sizes)
         self.now = 0.0
         self.failures: list[Failure] = []
         self.tokens: dict[str, list[int]] = {}
         self.finished: dict[str, str] = {}
-        self.written: dict[int, tuple[str, int]] = {}
+        self.ends: Counter[str] = Counter()
 
     def step(self) -> Outcome:
         return self.perform(self.scheduler.plan(self.now))
 
     def perform(self, plan: StepPlan) -> Outcome:
-        self.failures += plan.fail
-        self._check(plan.batch)
+        for failure in plan.fail:
+            self.failures.append(failure)
+            self.ends[failure.request_id] += 1
+        assert not {f.request_id for f in plan.fail} & {item.request_id for item in plan.batch}
+        self.follower.execute(plan.batch)
         outcome = self.scheduler.complete(
             plan.batch, {item.request_id: next_token(item) for item in plan.batch if item.samples}
         )
         for output in outcome.outputs:
-            self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
-            if output.finish_reason:
-                self.finished[output.request_id] = output.finish_reason
+            self.note(output.request_id, output.token_ids, output.finish_reason)
         return outcome
 
-    def _check(self, batch: Sequence[Compute]) -> None:
-        seen: set[int] = set()
-        for item in batch:
-            assert item.token_ids, "an empty computation"
-            last = item.start + len(item.token_ids) - 1
-            assert last // self.block_size < len(item.block_table), "a token without a block"
-            assert not seen & set(item.block_table), "two requests share a block"
-            seen |= set(item.block_table)
+    def note(self, request_id: str, token_ids: Sequence[int], finish_reason: str | None) -> None:
+        """The leader hears this of a request."""
+        assert not self.ends[request_id], f"{request_id} speaks after its end"
+        self.tokens.setdefault(request_id, []).extend(token_ids)
+        if finish_reason:
+            self.finished[request_id] = finish_reason
+            self.ends[request_id] += 1
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing holds any block."""
+        return self.blocks.free_blocks == self.blocks.total

@@ -1,56 +1,59 @@
 from __future__ import annotations
 
-import random
-
+import msgspec
 import pytest
 
-from pdcore.engine.kv.blocks import BlockPool
+from pdcore.engine.messages import Start
 from pdcore.engine.scheduler.decode import DecodeScheduler
 from pdcore.engine.scheduler.plan import Admit
-from tests.engine.scheduler.simulation import STOP_TOKEN, Simulation, limits, start
+from pdcore.engine.transfer.orders import PrefillGroup
+from tests.engine.scheduler.simulation import STOP_TOKEN, Simulation, groups, limits
+from tests.engine.scheduler.simulation import start as bare
 
 pytestmark = pytest.mark.unit
 
 
+def start(name: str, prompt: int = 5, *, peer: str = "p0", **kwargs: int) -> Start:
+    group = PrefillGroup(instance_id=peer, incarnation="i1", dp=0, dp_size=1, cp_size=1, tp_size=1, ranks=())
+    return msgspec.structs.replace(bare(name, prompt, **kwargs), prefill=group)
+
+
 class Decode:
     def __init__(self, blocks: int = 16, **kwargs: int) -> None:
-        self.pool = BlockPool(blocks)
+        self.pool = groups(blocks)
         self.scheduler = DecodeScheduler(limits(**kwargs), self.pool)
         self.simulation = Simulation(self.scheduler, self.pool)
-        self.seq = 0
 
     def admit(self) -> tuple[Admit, ...]:
         return self.scheduler.plan(self.simulation.now).admit
 
     def open(self) -> list[int]:
-        """Open everything admitted, and compute what the same plan says; the seqs."""
-        seqs = []
+        """Compute what a plan says, and the names of the hand-offs it admits."""
         plan = self.scheduler.plan(self.simulation.now)
-        self.simulation.perform(plan)
         for item in plan.admit:
-            self.seq += 1
-            self.scheduler.opened(item.request_id, self.seq)
-            seqs.append(self.seq)
-        return seqs
+            request = self.scheduler.held(item.request_id)
+            self.simulation.follower.arrive(item.request_id, item.blocks, len(request.start.prompt))
+        self.simulation.perform(plan)
+        return [item.handoff for item in plan.admit]
 
     @property
     def empty(self) -> bool:
-        return self.pool.free_blocks == self.pool.total
+        return self.simulation.empty
 
 
 def test_a_request_is_admitted_with_blocks_for_its_prompt() -> None:
     d = Decode()
     d.scheduler.add(start("a", 8, room=1), 0)
     (item,) = d.admit()
-    assert len(item.blocks) == 2, "the destination holds the prompt"
+    assert len(item.blocks[0]) == 2, "the destination holds the prompt"
     assert d.pool.statistics().used == 3, "and the request one token more"
 
 
 def test_the_kv_arrives_and_the_request_generates() -> None:
     d = Decode()
     d.scheduler.add(start("a", 8, room=1, max_tokens=3), 0)
-    (seq,) = d.open()
-    arrived = d.scheduler.arrived(seq, 42, 8)
+    (handoff,) = d.open()
+    arrived = d.scheduler.arrived(handoff, 42, 8)
     assert arrived is not None
     assert arrived[1].token_ids == (42,)
     while d.scheduler.has_computation:
@@ -64,8 +67,8 @@ def test_the_kv_arrives_and_the_request_generates() -> None:
 def test_a_first_token_can_be_the_last(token: int, most: int, reason: str) -> None:
     d = Decode()
     d.scheduler.add(start("a", 8, room=1, max_tokens=most), 0)
-    (seq,) = d.open()
-    arrived = d.scheduler.arrived(seq, token, 8)
+    (handoff,) = d.open()
+    arrived = d.scheduler.arrived(handoff, token, 8)
     assert arrived is not None
     assert arrived[1].finish_reason == reason
     assert not d.scheduler.has_computation
@@ -76,55 +79,36 @@ def test_a_first_token_can_be_the_last(token: int, most: int, reason: str) -> No
 def test_blocks_of_a_hand_off_that_ended_early_wait_for_drained(ending: str) -> None:
     d = Decode()
     d.scheduler.add(start("a", 8, room=1), 0)
-    (seq,) = d.open()
+    (handoff,) = d.open()
     if ending == "failed":
-        assert d.scheduler.failed(seq) is not None
-        assert d.scheduler.failed(seq) is None
+        assert d.scheduler.failed(handoff) is not None
+        assert d.scheduler.failed(handoff) is None
     else:
-        assert d.scheduler.seq_of("a") == seq
+        assert d.scheduler.handoff_of("a") == handoff
         assert d.scheduler.abort("a")
     statistics = d.pool.statistics()
     assert (statistics.used, statistics.quarantined) == (0, 3)
-    d.scheduler.drained(seq)
+    d.scheduler.drained(handoff)
     assert d.empty
 
 
 def test_an_arrival_after_the_end_frees_the_blocks() -> None:
     d = Decode()
     d.scheduler.add(start("a", 8, room=1), 0)
-    (seq,) = d.open()
+    (handoff,) = d.open()
     d.scheduler.abort("a")
-    assert d.scheduler.arrived(seq, 42, 8) is None
+    assert d.scheduler.arrived(handoff, 42, 8) is None
     assert d.empty
-
-
-def test_a_hand_off_that_could_not_be_asked_for_frees_its_blocks() -> None:
-    d = Decode()
-    d.scheduler.add(start("a", 8, room=1), 0)
-    (item,) = d.admit()
-    d.scheduler.not_opened(item.request_id)
-    assert d.empty
-    assert d.scheduler.find("a") is None
-
-
-def test_a_postponed_request_is_first_in_line_and_holds_up_nobody() -> None:
-    d = Decode()
-    d.scheduler.add(start("a", 8, room=1), 0)
-    d.scheduler.add(start("b", 8, room=2), 0)
-    assert [item.request_id for item in d.admit()] == ["a", "b"]
-    d.scheduler.postponed("a")
-    d.scheduler.opened("b", 1)
-    assert [item.request_id for item in d.admit()] == ["a"]
 
 
 def test_a_quarantined_hand_off_keeps_its_slot() -> None:
     d = Decode(slots=1)
     d.scheduler.add(start("a", room=1), 0)
     d.scheduler.add(start("b", room=2), 0)
-    (seq,) = d.open()
+    (handoff,) = d.open()
     d.scheduler.abort("a")
     assert d.admit() == ()
-    d.scheduler.drained(seq)
+    d.scheduler.drained(handoff)
     assert [item.request_id for item in d.admit()] == ["b"]
 
 
@@ -139,42 +123,12 @@ def test_growth_of_the_admitted_is_kept_free() -> None:
     assert [item.request_id for item in d.admit()] == ["1"]
 
 
-def test_a_hand_offs_deadline_is_the_sessions_business() -> None:
+def test_a_deadline_ends_a_request_whose_kv_is_on_its_way_and_keeps_its_memory() -> None:
     d = Decode()
     d.scheduler.add(start("a", room=1, remaining_ms=1000), 0)
-    d.open()
-    assert d.scheduler.plan(5).fail == ()
-    d.scheduler.add(start("b", 63, room=2, remaining_ms=1000), 0)
-    assert [f.request_id for f in d.scheduler.plan(5).fail] == ["b"]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_random_endings_lose_no_block_and_no_request(seed: int) -> None:
-    dice = random.Random(seed)
-    d = Decode(blocks=24, slots=6, reserved_tokens=dice.choice([0, 4, 16]))
-    under_way: list[int] = []
-    undrained: list[int] = []
-    for number in range(40):
-        d.scheduler.add(
-            start(str(number), dice.randint(1, 20), room=number + 1, max_tokens=dice.randint(1, 30)), 0
-        )
-    for _ in range(3000):
-        under_way += d.open()
-        if under_way and dice.random() < 0.6:
-            seq = under_way.pop(dice.randrange(len(under_way)))
-            match dice.choice(["arrive", "arrive", "fail", "abort"]):
-                case "arrive":
-                    request = d.scheduler._transferring[seq]
-                    d.scheduler.arrived(seq, 42, len(request.start.prompt))
-                case "fail":
-                    d.scheduler.failed(seq)
-                    undrained.append(seq)
-                case "abort":
-                    d.scheduler.abort(d.scheduler._transferring[seq].request_id)
-                    undrained.append(seq)
-        if undrained and dice.random() < 0.5:
-            d.scheduler.drained(undrained.pop())
-        if not d.scheduler.has_computation and not under_way and not undrained:
-            break
-    assert d.empty, d.pool
-    assert d.scheduler.find("0") is None
+    (handoff,) = d.open()
+    (failure,) = d.scheduler.plan(5).fail
+    assert (failure.request_id, failure.code, failure.handoff) == ("a", "deadline_exceeded", handoff)
+    assert d.pool.statistics().quarantined == 2
+    assert d.scheduler.arrived(handoff, 42, 5) is None
+    assert d.empty

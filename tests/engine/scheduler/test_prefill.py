@@ -2,23 +2,22 @@ from __future__ import annotations
 
 import pytest
 
-from pdcore.engine.kv.blocks import BlockPool
 from pdcore.engine.scheduler.prefill import PrefillScheduler
 from pdcore.errors import ApiError
-from tests.engine.scheduler.simulation import Simulation, limits, next_token, start
+from tests.engine.scheduler.simulation import Simulation, groups, limits, next_token, start
 
 pytestmark = pytest.mark.unit
 
 
 class Prefill:
     def __init__(self, blocks: int = 16) -> None:
-        self.pool = BlockPool(blocks)
+        self.pool = groups(blocks)
         self.scheduler = PrefillScheduler(limits(), self.pool)
         self.simulation = Simulation(self.scheduler, self.pool)
 
     @property
     def empty(self) -> bool:
-        return self.pool.free_blocks == self.pool.total
+        return self.simulation.empty
 
 
 def test_a_room_does_not_start_before_the_handshake() -> None:
@@ -35,7 +34,7 @@ def test_a_complete_prompt_is_handed_off_with_pinned_blocks() -> None:
     p.scheduler.add(start("a", 6, room=9), 0)
     p.scheduler.handshaken(9)
     (handoff,) = p.simulation.step().handoffs
-    assert (handoff.room, handoff.kv_len, len(handoff.blocks)) == (9, 6, 2)
+    assert (handoff.room, handoff.kv_len, len(handoff.blocks[0])) == (9, 6, 2)
     assert handoff.first_token == 1000 + 6
     request = p.scheduler.sent(9)
     assert request is not None

@@ -4,16 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdcore.engine.kv.blocks import BlockPool
 from pdcore.engine.scheduler.unified import UnifiedScheduler
 from pdcore.errors import ApiError
-from tests.engine.scheduler.simulation import STOP_TOKEN, Simulation, limits, start
+from tests.engine.scheduler.simulation import STOP_TOKEN, Simulation, groups, limits, start
 
 pytestmark = pytest.mark.unit
 
 
 def simulation(blocks: int = 64, **kwargs: int) -> Simulation:
-    pool = BlockPool(blocks)
+    pool = groups(blocks)
     return Simulation(UnifiedScheduler(limits(**kwargs), pool), pool)
 
 
@@ -22,7 +21,7 @@ def run_dry(sim: Simulation, most_steps: int = 2000) -> None:
         if not sim.scheduler.has_computation:
             return
         sim.step()
-    raise AssertionError(f"still busy after {most_steps} steps: {sim.scheduler.statistics()} {sim.pool!r}")
+    raise AssertionError(f"still busy after {most_steps} steps: {sim.scheduler.statistics()} {sim.blocks!r}")
 
 
 def test_a_prompt_is_computed_in_chunks_and_sampled_once() -> None:
@@ -34,7 +33,7 @@ def test_a_prompt_is_computed_in_chunks_and_sampled_once() -> None:
         plans += [(c.start, len(c.token_ids), c.samples) for c in plan.batch]
         sim.scheduler.complete(plan.batch, {"a": 1})
     assert plans == [(0, 8, False), (8, 8, False), (16, 4, True)]
-    assert sim.pool.free_blocks == sim.pool.total
+    assert sim.empty
 
 
 def test_generation_goes_on_while_another_prompt_is_computed() -> None:
@@ -76,7 +75,7 @@ def test_a_deadline_fails_the_request_wherever_it_is() -> None:
         ("runs", "deadline_exceeded"),
         ("waits", "deadline_exceeded"),
     }
-    assert sim.pool.free_blocks == sim.pool.total
+    assert sim.empty
 
 
 @pytest.mark.parametrize(
@@ -112,15 +111,15 @@ def test_an_abort_between_plan_and_completion_loses_nothing() -> None:
     outcome = sim.scheduler.complete(plan.batch, {"a": 1})
     assert outcome.outputs == ()
     assert not sim.scheduler.abort("a")
-    assert sim.pool.free_blocks == sim.pool.total
+    assert sim.empty
 
 
 def test_a_request_that_outgrows_the_whole_cache_fails_alone() -> None:
     sim = simulation(blocks=4, reserved_tokens=0)
     sim.scheduler.add(start("a", 10, max_tokens=100), 0)
     run_dry(sim)
-    assert [(f.request_id, f.code) for f in sim.failures] == [("a", "decode_failed")]
-    assert sim.pool.free_blocks == sim.pool.total
+    assert [(f.request_id, f.code) for f in sim.failures] == [("a", "abort_oom")]
+    assert sim.empty
 
 
 @settings(max_examples=60, deadline=None)
@@ -150,7 +149,7 @@ def test_every_request_ends_and_every_block_comes_back(
         assert (name in failed) != (name in sim.finished)
         if name in sim.finished:
             assert len(sim.tokens[name]) == most
-    assert sim.pool.free_blocks == sim.pool.total
+    assert sim.empty
 
 
 def test_a_retracted_request_repeats_no_token_and_skips_none() -> None:
