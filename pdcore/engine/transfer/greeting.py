@@ -15,7 +15,7 @@ def refusal(hello: Hello, me: RankIdentity, layout: KvLayout, linked_bytes: int)
         return f"it is incarnation {me.incarnation}, not {hello.expected_incarnation}"
     if hello.layout != layout.fingerprint():
         return f"its KV layout is {layout.fingerprint()}, not {hello.layout}"
-    shape = RegionShape(layout, hello.blocks, hello.slots)
+    shape = RegionShape(layout, (hello.blocks,), hello.slots)
     if shape.nbytes != linked_bytes:
         return f"{hello.blocks} blocks and {hello.slots} slots are {shape.nbytes} bytes, not {linked_bytes}"
     return None

@@ -1,9 +1,4 @@
-"""From block lists to copies. Pure arithmetic on numpy columns.
-
-In the block-major layout a token's bytes are spread over its block, so there is no contiguous run that ends at
-``kv_len``: the last block is written whole. What lies behind ``kv_len`` in it belongs to the same request on both
-sides and is never read by attention.
-"""
+"""Copies as numpy columns, and the memory they go to. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -15,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdcore.engine.kv.layout import KvLayout
+from pdcore.engine.transfer.aux_record import AUX_BYTES
 from pdcore.engine.transfer.slot import SLOT_BYTES
 
 Column = npt.NDArray[np.int64]
@@ -45,36 +41,77 @@ class WriteOps:
 
 @dataclass(frozen=True, slots=True)
 class RegionShape:
-    """A decode rank's registered memory: the blocks, then (page-aligned) the slots."""
+    """A rank's registered memory: each group's pool on a page of its own, then slots, aux records, probe slots.
+
+    ``layout`` is the rank's shard; ``blocks`` counts per group. There is an aux record per slot, at the slot's index.
+    """
 
     layout: KvLayout
-    blocks: int
-    slots: int
+    blocks: tuple[int, ...]
+    slots: int = 0
+    probes: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.blocks) != len(self.layout.groups):
+            raise ValueError(f"{len(self.blocks)} block counts for {len(self.layout.groups)} KV groups")
+
+    def group_offset(self, group: int) -> int:
+        """Where the blocks of group number ``group`` begin."""
+        return sum(_paged(size) for size in self._pools()[:group])
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes of the KV blocks at the start of the region."""
-        return self.blocks * self.layout.block_bytes
+        """Bytes from the start of the region to the end of the last group's blocks."""
+        return self.group_offset(len(self.blocks) - 1) + self._pools()[-1]
 
     @property
     def slots_offset(self) -> int:
         """Where the slots begin."""
-        return -(-self.pool_bytes // _ALIGNMENT) * _ALIGNMENT
+        return _paged(self.pool_bytes)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole region."""
-        return self.slots_offset + self.slots * SLOT_BYTES
+        return self._probes_offset + self.probes * SLOT_BYTES
 
     def slot_offset(self, index: int) -> int:
         """Where slot ``index`` lies; ``ValueError`` when there is none."""
-        if not 0 <= index < self.slots:
-            raise ValueError(f"slot {index} is outside 0..{self.slots - 1}")
-        return self.slots_offset + index * SLOT_BYTES
+        return self.slots_offset + _checked("slot", index, self.slots) * SLOT_BYTES
+
+    def aux_offset(self, index: int) -> int:
+        """Where the aux record of slot ``index`` lies; ``ValueError`` when there is none."""
+        return self._aux_offset + _checked("aux record", index, self.slots) * AUX_BYTES
+
+    def probe_offset(self, index: int) -> int:
+        """Where probe slot ``index`` lies; ``ValueError`` when there is none."""
+        return self._probes_offset + _checked("probe slot", index, self.probes) * SLOT_BYTES
+
+    @property
+    def _aux_offset(self) -> int:
+        return self.slots_offset + self.slots * SLOT_BYTES
+
+    @property
+    def _probes_offset(self) -> int:
+        return self._aux_offset + self.slots * AUX_BYTES
+
+    def _pools(self) -> list[int]:
+        return [
+            count * group.block_bytes for count, group in zip(self.blocks, self.layout.groups, strict=True)
+        ]
+
+
+def _paged(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _checked(name: str, index: int, count: int) -> int:
+    if not 0 <= index < count:
+        raise ValueError(f"{name} {index} is outside 0..{count - 1}")
+    return index
 
 
 def block_problem(blocks: Sequence[int], total: int) -> str | None:
-    """Why ``blocks`` cannot be a destination in a pool of ``total`` blocks, or None."""
+    """Why ``blocks`` cannot be one list in a pool of ``total`` blocks, or None."""
     if not blocks:
         return "no block is named"
     if len(blocks) > total:
@@ -86,18 +123,43 @@ def block_problem(blocks: Sequence[int], total: int) -> str | None:
     return None
 
 
+def lists_problem(lists: Sequence[Sequence[int]], shape: RegionShape, tokens: int) -> str | None:
+    """Why ``lists`` (one per KV group) cannot hold ``tokens`` tokens in ``shape``, or None.
+
+    Blocks that lie before a group's window are not looked at: nothing is copied into them or out of them.
+    """
+    groups = shape.layout.groups
+    if len(lists) != len(groups):
+        return f"{len(lists)} block lists are named for {len(groups)} KV groups"
+    for blocks, group, total in zip(lists, groups, shape.blocks, strict=True):
+        live = group.live_blocks(tokens)
+        problem = block_problem(blocks[live.start :], total)
+        if problem is None and len(blocks) < live.stop:
+            problem = f"{len(blocks)} blocks cannot hold {tokens} tokens"
+        if problem is not None:
+            return problem if len(groups) == 1 else f"KV group {group.key!r}: {problem}"
+    return None
+
+
 def copy_blocks(source: Sequence[int], destination: Sequence[int], block_bytes: int) -> WriteOps:
     """Copies that move block ``source[i]`` to block ``destination[i]``; runs adjacent on both sides become one."""
     if len(source) != len(destination):
         raise ValueError(f"{len(source)} source blocks cannot fill {len(destination)} destination blocks")
-    src = np.asarray(source, dtype=np.int64)
-    dst = np.asarray(destination, dtype=np.int64)
-    if not len(src):
-        return WriteOps(src, dst, src)
-    breaks = np.flatnonzero((np.diff(src) != 1) | (np.diff(dst) != 1)) + 1
-    starts = np.concatenate(([0], breaks))
-    runs = np.diff(np.concatenate((starts, [len(src)])))
-    return WriteOps(src[starts] * block_bytes, dst[starts] * block_bytes, runs * block_bytes)
+    src = np.asarray(source, dtype=np.int64) * block_bytes
+    return coalesced(
+        WriteOps(src, np.asarray(destination, dtype=np.int64) * block_bytes, np.full_like(src, block_bytes))
+    )
+
+
+def coalesced(ops: WriteOps) -> WriteOps:
+    """The same copies, those that go on where the one before ended (on both sides) joined to it."""
+    if len(ops) < 2:
+        return ops
+    joins = (ops.src_off[1:] == ops.src_off[:-1] + ops.length[:-1]) & (
+        ops.dst_off[1:] == ops.dst_off[:-1] + ops.length[:-1]
+    )
+    starts = np.concatenate(([0], np.flatnonzero(~joins) + 1))
+    return WriteOps(ops.src_off[starts], ops.dst_off[starts], np.add.reduceat(ops.length, starts))
 
 
 def check_bounds(ops: WriteOps, source_bytes: int, destination_bytes: int) -> None:

@@ -100,7 +100,7 @@ class ReceivingSession:
         peer_share: float = 0.25,
         total_share: float = 0.5,
     ) -> None:
-        self._shape = RegionShape(layout, blocks_total, slots_total)
+        self._shape = RegionShape(layout, (blocks_total,), slots_total)
         self._identity = identity
         self._engine = engine
         self._context = context
@@ -165,7 +165,7 @@ class ReceivingSession:
         for blocks that cannot hold the prompt. That the peer cannot be reached comes as an event.
         """
         needed = self._shape.layout.blocks_for(prompt_len)
-        problem = block_problem(blocks, self._shape.blocks)
+        problem = block_problem(blocks, self._shape.blocks[0])
         if problem is not None or len(blocks) < needed or not 1 <= room <= wire.MAX_ROOM:
             raise ValueError(problem or f"room {room}: {len(blocks)} blocks for {prompt_len} tokens")
         now = self._clock.now()
@@ -332,7 +332,7 @@ class ReceivingSession:
             decode=self._identity,
             expected_incarnation=peer.identity.incarnation,
             layout=self._shape.layout.fingerprint(),
-            blocks=self._shape.blocks,
+            blocks=self._shape.blocks[0],
             slots=self._shape.slots,
         )
 

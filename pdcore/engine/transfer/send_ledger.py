@@ -236,7 +236,7 @@ class SendLedger:
             return "prefill_failed", f"slot {message.slot} is outside 0..{link.shape.slots - 1}"
         if len(blocks) != needed:
             return "prefill_failed", f"{message.prompt_len} tokens need {needed} blocks, not {len(blocks)}"
-        problem = block_problem(blocks, link.shape.blocks)
+        problem = block_problem(blocks, link.shape.blocks[0])
         return None if problem is None else ("prefill_failed", problem)
 
     def _refusal(self, link: Link, message: wire.Handshake, now: float) -> tuple[ErrorCode, str] | None:

@@ -273,7 +273,7 @@ class SendingSession:
         if not self._ledger.is_welcome(hello.token):
             why = refusal(hello, self._identity, self._layout, self._offers[hello.token])
             if why is None:
-                shape = RegionShape(self._layout, hello.blocks, hello.slots)
+                shape = RegionShape(self._layout, (hello.blocks,), hello.slots)
                 self._ledger.welcome(hello.token, hello.decode, shape)
             else:
                 answer = wire.Refused(token=hello.token, message=wire.short(why))

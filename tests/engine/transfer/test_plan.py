@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from pdcore.engine.kv.layout import KvLayout
-from pdcore.engine.transfer.plan import RegionShape, batches, block_problem, check_bounds, copy_blocks
+from pdcore.engine.transfer.plan import (
+    RegionShape,
+    batches,
+    block_problem,
+    check_bounds,
+    copy_blocks,
+    lists_problem,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -84,13 +92,54 @@ def test_batches_keep_order_and_lose_nothing(most: int) -> None:
     assert not list(batches(copy_blocks([], [], 10), most))
 
 
-def test_slots_begin_on_a_page_behind_the_blocks() -> None:
-    shape = RegionShape(LAYOUT, blocks=10, slots=3)
-    assert (shape.pool_bytes, shape.slots_offset, shape.nbytes) == (300, 4096, 4096 + 3 * 64)
-    assert shape.slot_offset(2) == 4096 + 128
-    for index in (-1, 3):
-        with pytest.raises(ValueError, match="outside"):
-            shape.slot_offset(index)
+def test_memory_holds_blocks_then_slots_aux_records_and_probe_slots() -> None:
+    shape = RegionShape(LAYOUT, blocks=(10,), slots=3, probes=2)
+    assert (shape.pool_bytes, shape.slots_offset) == (300, 4096)
+    assert [shape.slot_offset(index) for index in range(3)] == [4096, 4096 + 64, 4096 + 128]
+    aux = 4096 + 3 * 64
+    assert [shape.aux_offset(index) for index in range(3)] == [aux, aux + 192, aux + 384]
+    probes = aux + 3 * 192
+    assert [shape.probe_offset(index) for index in range(2)] == [probes, probes + 64]
+    assert shape.nbytes == probes + 128
+
+
+def test_each_group_begins_on_a_page() -> None:
+    groups = tuple(msgspec.structs.replace(LAYOUT.only_group, key=key) for key in ("a", "b", "c"))
+    shape = RegionShape(KvLayout(groups=groups), blocks=(1, 200, 3))
+    assert [shape.group_offset(group) for group in range(3)] == [0, 4096, 4096 + 8192]
+    assert shape.pool_bytes == 4096 + 8192 + 90
+    assert shape.nbytes == shape.slots_offset == 4096 + 8192 + 4096
+    with pytest.raises(ValueError, match="1 block counts for 3 KV groups"):
+        RegionShape(KvLayout(groups=groups), blocks=(1,))
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_what_is_not_there_has_no_offset(index: int) -> None:
+    shape = RegionShape(LAYOUT, blocks=(10,), slots=3, probes=3)
+    for offset in (shape.slot_offset, shape.aux_offset, shape.probe_offset):
+        with pytest.raises(ValueError, match=rf"{index} is outside 0\.\.2"):
+            offset(index)
+
+
+@pytest.mark.parametrize(
+    ("lists", "tokens", "why"),
+    [
+        (((0, 1), (7, 3)), 6, None),
+        (((0, 1, 2), (7, 3, 1)), 6, None),
+        (((0, 1), (99, 3)), 12, None),
+        (((0, 1),), 6, "1 block lists are named for 2 KV groups"),
+        (((0,), (7, 3)), 12, "KV group 'a': 1 blocks cannot hold 12 tokens"),
+        (((0, 1), (7, 8)), 6, "KV group 'w': a block is outside 0..7"),
+        (((0, 0), (7, 3)), 6, "KV group 'a': a block is named twice"),
+    ],
+)
+def test_lists_must_hold_the_tokens_that_are_still_seen(
+    lists: tuple[tuple[int, ...], ...], tokens: int, why: str | None
+) -> None:
+    group = LAYOUT.only_group
+    window = msgspec.structs.replace(group, key="w", block_size=6, window=6)
+    both = KvLayout(groups=(msgspec.structs.replace(group, key="a", block_size=6), window))
+    assert lists_problem(lists, RegionShape(both, blocks=(10, 8)), tokens) == why
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.unit
 
 A, B = b"a" * 16, b"b" * 16
 LAYOUT = KvLayout.dense(layers=1, kv_heads=1, head_dim=1, block_size=10, itemsize=1, dtype_name="uint8")
-SHAPE = RegionShape(LAYOUT, blocks=8, slots=4)
+SHAPE = RegionShape(LAYOUT, blocks=(8,), slots=4)
 ROOM = 7
 
 

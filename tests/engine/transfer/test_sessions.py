@@ -6,15 +6,16 @@ import gc
 import select
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
 import pytest
 import zmq
 
 from pdcore.clock import SystemClock
+from pdcore.engine.kv.layout import KvLayout
 from pdcore.engine.transfer.plan import WriteOps
 from pdcore.engine.transfer.receiving import Arrived, Drained, HandoffFailed
 from pdcore.engine.transfer.sending import Endpoint, Handshaken, SendFailed, Sent, WriteEnded
@@ -182,10 +183,14 @@ def test_the_reprs_are_sentences(pair: Pair) -> None:
 # Peers that do not fit, are not there, or go
 
 
+def _with_blocks_of(block_size: int) -> KvLayout:
+    return KvLayout(groups=(msgspec.structs.replace(ranks.LAYOUT.only_group, block_size=block_size),))
+
+
 def _refused(context: Context, runtime_dir: Path, peer_incarnation: str, block_size: int) -> HandoffFailed:
     with (
         ranks.sending(context, runtime_dir) as sending,
-        ranks.receiving(context, layout=replace(ranks.LAYOUT, block_size=block_size)) as receiving,
+        ranks.receiving(context, layout=_with_blocks_of(block_size)) as receiving,
     ):
         prefill, decode = Prefill(sending), Decode(receiving)
         decode.open(3, ranks.peer_at(sending.endpoint, peer_incarnation), (1, 2))

@@ -152,5 +152,5 @@ def test_a_hello_must_agree_with_prefill_and_with_the_memory_it_came_with(
     change: dict[str, Any], why: str | None
 ) -> None:
     hello = msgspec.structs.replace(GOOD, **change)
-    answer = refusal(hello, ME, LAYOUT, RegionShape(LAYOUT, 8, 2).nbytes)
+    answer = refusal(hello, ME, LAYOUT, RegionShape(LAYOUT, (8,), 2).nbytes)
     assert answer == why if why is None else why in str(answer)

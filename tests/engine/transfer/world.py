@@ -109,7 +109,7 @@ class World:
     def birth(self) -> None:
         self.born += 1
         prefill = Prefill(f"p{self.born}", self.born.to_bytes(16, "big"))
-        prefill.ledger.welcome(prefill.token, DECODE, RegionShape(LAYOUT, BLOCKS, SLOTS))
+        prefill.ledger.welcome(prefill.token, DECODE, RegionShape(LAYOUT, (BLOCKS,), SLOTS))
         self.prefills.append(prefill)
         self.decide(self.ledger.linked(prefill.name, self.now))
 
