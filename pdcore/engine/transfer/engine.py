@@ -137,6 +137,11 @@ class Sender(Owned, Protocol):
         """Put ``data`` at ``offset`` of the peer's region, on the same terms as ``write``."""
         ...
 
+    def inline_bytes(self, token: bytes) -> int:
+        """Up to how many bytes ``write`` over this link takes no longer than waking a thread, and never waits for the
+        peer. 0 for none: such a link is written by threads only."""
+        ...
+
     def ring(self, token: bytes, seq: int) -> bool:
         """Tell the peer to look; False when that would block (ring again later), ``PeerGone`` when it is gone."""
         ...

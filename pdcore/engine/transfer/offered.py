@@ -176,6 +176,11 @@ class OfferedSender:
         """See the seam."""
         self._sender(token).write_bytes(token, offset, data, seq)
 
+    def inline_bytes(self, token: bytes) -> int:
+        """See the seam."""
+        sender = self._links.get(token)
+        return sender.inline_bytes(token) if sender is not None else 0
+
     def ring(self, token: bytes, seq: int) -> bool:
         """See the seam."""
         return self._sender(token).ring(token, seq)

@@ -166,6 +166,10 @@ class TcpSender:
         place = np.array([offset], np.int64), np.array([len(data)], np.int64)
         self._exchange(link, Kind.RECORD, seq, *place, [data])
 
+    def inline_bytes(self, token: bytes) -> int:
+        """None: a write waits for decode's ack."""
+        return 0
+
     def ring(self, token: bytes, seq: int) -> bool:
         """Decode's end rings by itself when it has read a record."""
         self._link(token)

@@ -1,4 +1,7 @@
-"""The threads that write. A job is one room: all its KV, then (a second call) its slot, then the bell.
+"""Who writes. A job is one room: all its KV, then (a second call) its slot, then the bell.
+
+Small jobs are written by the session's own thread where the link allows it: a thread that has to be woken gets the
+interpreter and a CPU only after a millisecond, which is longer than such a job takes. The others have threads.
 
 A job ends with one :class:`Written`, whatever happens: also when it was stopped before its first write, when it was
 never started, and when the engine broke in a way nobody foresaw, which counts as in doubt.
@@ -23,6 +26,7 @@ from pdcore.errors import PeerError
 from pdcore.telemetry import logger
 
 _BATCH_BYTES: Final = 64 << 20
+_INLINE_PER_TURN: Final = 8 << 20
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,6 +66,7 @@ class Writers:
         self._sender = sender
         self._clock = clock
         self._threads = threads
+        self._inline_left = _INLINE_PER_TURN
         self._ended: deque[Written] = deque()
         self._log = logger(__name__)
 
@@ -81,8 +86,13 @@ class Writers:
         return self._wake
 
     def start(self, job: WriteJob) -> None:
-        """Queue the job; it ends with one ``Written``."""
-        job.future = self._pool.submit(self._run, job)
+        """Write the job now or have a thread do it; it ends with one ``Written``, told by the next ``drain``."""
+        nbytes = job.ops.total_bytes
+        if nbytes <= min(self._sender.inline_bytes(job.token), self._inline_left):
+            self._inline_left -= nbytes
+            self._run(job)
+        else:
+            job.future = self._pool.submit(self._run, job)
 
     def stop(self, job: WriteJob) -> None:
         """Submit no further write of this job. One that has not begun ends here."""
@@ -91,7 +101,8 @@ class Writers:
             self._end(Written(job, "failed", "stopped before its first write"))
 
     def drain(self) -> list[Written]:
-        """Jobs that ended."""
+        """Jobs that ended. Call it once per turn of the loop: between two calls little is written inline."""
+        self._inline_left = _INLINE_PER_TURN
         try:
             os.eventfd_read(self._wake)
         except BlockingIOError:

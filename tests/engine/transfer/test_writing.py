@@ -33,6 +33,7 @@ class FaultySender:
         self.on_write: Callable[[], None] = lambda: None
         self.on_slot: Callable[[], None] = lambda: None
         self.on_ring: Callable[[], bool] = lambda: True
+        self.inline = 0
 
     def __enter__(self) -> Self:
         return self
@@ -60,6 +61,9 @@ class FaultySender:
         self.calls.append(f"slot {record.status.name}")
         self.slots.append(record)
         self.on_slot()
+
+    def inline_bytes(self, token: bytes) -> int:
+        return self.inline
 
     def ring(self, token: bytes, seq: int) -> bool:
         self.calls.append("ring")
@@ -122,6 +126,27 @@ def test_a_large_transfer_is_several_calls(sender: FaultySender, writers: Writer
     writers.start(job(block_bytes=60 << 20))
     assert ended(writers).outcome == "delivered"
     assert sender.calls == ["write 1", "write 1", "slot DELIVERED", "ring"]
+
+
+def test_a_small_job_is_written_before_start_returns(sender: FaultySender, writers: Writers) -> None:
+    sender.inline = 20
+    writers.start(job())
+    assert sender.calls == ["write 2", "slot DELIVERED", "ring"]
+    assert ended(writers).outcome == "delivered"
+
+
+def test_what_a_turn_writes_inline_is_bounded(sender: FaultySender, writers: Writers) -> None:
+    writing_thread: list[int] = []
+    sender.inline = 8 << 20
+    sender.on_write = lambda: writing_thread.append(threading.get_ident())
+    for room in (1, 2, 3):
+        writers.start(job(room=room, block_bytes=2 << 20))
+    eventually_now(lambda: len(writing_thread) == 3, 10, "three jobs written")
+    assert [thread == threading.get_ident() for thread in writing_thread] == [True, True, False]
+    eventually_now(lambda: sender.calls.count("ring") == 3, 10, "three bells")
+    writers.drain()
+    writers.start(job(room=4, block_bytes=2 << 20))
+    assert writing_thread[3] == threading.get_ident()
 
 
 @pytest.mark.parametrize("in_doubt", [False, True])
