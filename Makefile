@@ -7,7 +7,7 @@ ROUNDS ?= 1
 PARALLEL ?= -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo up test check shape test-cluster soak bench bench-registry
+.PHONY: help setup system demo up test check shape test-cluster soak bench bench-engine bench-registry
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -45,6 +45,9 @@ soak: setup system ## registrations and rooms by the ten thousand: does anything
 
 bench: setup system ## figures of this machine
 	@$(BIN)/python -m bench $(ARGS)
+
+bench-engine: setup system ## the engine's: hand-offs, first tokens, KV writes, the loop beside its model (2 minutes)
+	@$(BIN)/python -m bench engine $(ARGS)
 
 bench-registry: setup system ## the registry's: latency, and 1,000 instances of 16 ranks (4 minutes)
 	@$(BIN)/python -m bench registry $(ARGS)

@@ -1,13 +1,13 @@
 """Figures of this machine, each beside its limit or its alternative from the same run.
 
-``python -m bench`` measures serving; ``python -m bench registry`` and ``python -m bench soak`` take flags (``--help``).
+``python -m bench`` measures serving; ``python -m bench engine``, ``registry`` and ``soak`` take flags (``--help``).
 """
 
 from __future__ import annotations
 
 import sys
 
-from bench import registry, serving, soak, transfer_bandwidth
+from bench import engine, registry, serving, soak, transfer_bandwidth
 from bench.progress import step
 
 
@@ -17,12 +17,16 @@ def main() -> int:
         case "serving":
             _serving()
             return 0
+        case "engine":
+            return engine.main(arguments)
         case "registry":
             return registry.main(arguments)
         case "soak":
             return soak.main(arguments)
         case _:
-            print(f"bench: no such subject: {subject}; one of serving, registry, soak", file=sys.stderr)
+            print(
+                f"bench: no such subject: {subject}; one of serving, engine, registry, soak", file=sys.stderr
+            )
             return 2
 
 
