@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from pdcore.config.process import COMMON, LISTEN, ListenConfig
-from pdcore.config.setting import Setting, flag, host_and_port, integer, name, one_of, path, text
+from pdcore.config.setting import Setting, curve_secret, flag, host_and_port, integer, name, one_of, path, text
 
 ENGINE: Final = (
     *COMMON,
@@ -90,6 +90,27 @@ ENGINE: Final = (
         metavar="HOST:PORT",
     ),
     Setting(
+        name="curve_secret",
+        help="Secret key of CURVE (Z85, 40 characters) for ZMQ between an instance's processes; not a flag, where "
+        "everybody could read it.",
+        parse=curve_secret,
+        secret=True,
+    ),
+    Setting(
+        name="advertise_ip",
+        help="This machine's address for others, listened on as well; --host unless given.",
+        parse=text,
+        metavar="ADDRESS",
+    ),
+    Setting(
+        name="kv_ifname",
+        help="The network interface whose address that is. An instance of several machines that is given neither takes "
+        "the only routable one.",
+        parse=text,
+        metavar="NAME",
+        other_flags=("--kv-transfer-ifname",),
+    ),
+    Setting(
         name="take_over",
         help="Take the instance id from an incumbent that still answers.",
         parse=flag,
@@ -165,6 +186,7 @@ ENGINE: Final = (
         parse=integer(1, 64),
         default="4",
         metavar="N",
+        other_variables=("ASCEND_TRANSFER_THREADS",),
     ),
     Setting(
         name="torch_threads",
@@ -192,6 +214,9 @@ class EngineConfig(ListenConfig):
     node_rank: int
     devices_per_node: int | None
     leader: str | None
+    curve_secret: str | None = field(repr=False)
+    advertise_ip: str | None
+    kv_ifname: str | None
     take_over: bool
     lease_ttl_s: int
     device: str

@@ -17,6 +17,7 @@ class Setting:
     """One thing a person can set. ``name`` is the dataclass field, ``parse`` raises ValueError with a sentence.
 
     A ``secret`` has no flag, because everybody on the machine can read a command line, and its value is never shown.
+    ``other_flags`` and ``other_variables`` are names that people know from elsewhere; ours come first.
     """
 
     name: str
@@ -25,14 +26,26 @@ class Setting:
     default: str | None = None
     metavar: str = "TEXT"
     secret: bool = False
+    other_flags: tuple[str, ...] = ()
+    other_variables: tuple[str, ...] = ()
 
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
 
     @property
+    def flags(self) -> tuple[str, ...]:
+        """Every spelling of the flag."""
+        return (self.flag, *self.other_flags)
+
+    @property
     def variable(self) -> str:
         return "PDCORE_" + self.name.upper()
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Every variable that is read, the first that is set counts."""
+        return (self.variable, *self.other_variables)
 
     @property
     def shown(self) -> str:
@@ -87,6 +100,14 @@ def host_and_port(value: str) -> str:
     host, _, port = value.rpartition(":")
     if not host or not port.isdigit() or not 1 <= int(port) <= 65535:
         raise ValueError(f"{value!r} is not HOST:PORT with a port from 1 to 65535")
+    return value
+
+
+def curve_secret(value: str) -> str:
+    """A secret key as ``zmq.curve_keypair`` makes it."""
+    z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+    if len(value) != 40 or not set(value) <= set(z85):
+        raise ValueError("the value must be 40 characters of Z85")
     return value
 
 

@@ -21,6 +21,7 @@ from pdcore.engine.exchange import GenerationEndpoint
 from pdcore.engine.generation import Engine
 from pdcore.engine.requests import Api
 from pdcore.errors import ApiError, ErrorCode
+from pdcore.registry import leaders
 
 GENERATION: Final[Mapping[str, Api]] = {
     "/v1/chat/completions": "chat",
@@ -37,6 +38,7 @@ def create_app(engine: Engine) -> Starlette:
         Route("/health", about.health, methods=["GET"]),
         Route("/ready", about.ready, methods=["GET"]),
         Route("/metrics", about.metrics, methods=["GET"]),
+        Route("/leader", about.leader, methods=["GET"]),
         Route("/v1/models", about.models, methods=["GET"]),
         *(Route(path, GenerationEndpoint(api, engine), methods=["POST"]) for path, api in GENERATION.items()),
     ]
@@ -58,6 +60,12 @@ class _About:
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._engine.metrics.text(), media_type=metrics.CONTENT_TYPE)
+
+    async def leader(self, request: Request) -> Response:
+        """For the instance's other machines, where the store does not tell them."""
+        word = self._engine.state.word
+        assert word is not None, "said before HTTP is answered"
+        return Response(leaders.encode(word), media_type=JSON_TYPE)
 
     async def models(self, request: Request) -> Response:
         state = self._engine.state

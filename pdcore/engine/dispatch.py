@@ -19,12 +19,15 @@ from typing import Final, Self
 import msgspec
 import zmq
 
+from pdcore.engine import curve
 from pdcore.engine.messages import (
     MAX_MESSAGE_BYTES,
     Abort,
+    EndPeer,
     Failed,
     HandedOff,
     Ready,
+    Restart,
     Start,
     Stats,
     Step,
@@ -114,8 +117,11 @@ class DispatchStatistics:
 class Dispatch:
     """Use as ``with Dispatch(...)`` inside a running loop; ``address`` is bound on entering."""
 
-    def __init__(self, address: str, ranks: Sequence[RankPosition], *, max_held: int) -> None:
+    def __init__(
+        self, address: str, ranks: Sequence[RankPosition], *, max_held: int, secret: str | None = None
+    ) -> None:
         self._address = address
+        self._secret = secret
         self._ranks = {str(rank).encode(): rank for rank in ranks}
         self._max_held = max_held
         self._replies: dict[str, Reply] = {}
@@ -126,6 +132,7 @@ class Dispatch:
         self._stats: dict[RankPosition, Stats] = {}
         self._start_failure: str | None = None
         self._changed = asyncio.Event()
+        self._wishes: asyncio.Queue[EndPeer | Restart] = asyncio.Queue()
         self._decoder = msgspec.msgpack.Decoder(ToLeader)
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -138,7 +145,10 @@ class Dispatch:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a rank that connects anew is heard at once
         self._socket.setsockopt(zmq.SNDHWM, 4 * self._max_held + 64)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.IPV6, 1)
+        curve.listening(self._socket, self._secret)
         self._socket.bind(self._address)
+        self._address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._descriptor = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._on_readable)
         return self
@@ -147,6 +157,11 @@ class Dispatch:
         self._loop.remove_reader(self._descriptor)
         self._socket.close(linger=0)
         self._context.term()
+
+    @property
+    def address(self) -> str:
+        """Where ranks connect; with the port that was picked."""
+        return self._address
 
     @property
     def stats(self) -> Mapping[RankPosition, Stats]:
@@ -171,13 +186,16 @@ class Dispatch:
                 raise ConfigError(self._start_failure)
         return self._ready
 
+    async def next_wish(self) -> EndPeer | Restart:
+        """Wait for what a rank wants of its leader."""
+        return await self._wishes.get()
+
     def least_held_rank(self) -> RankPosition:
         """The DP leader rank with the fewest requests."""
-        leaders = [rank for rank in self._ranks.values() if rank.cp == rank.tp == 0]
-        held = {rank: 0 for rank in leaders}
+        held = dict.fromkeys(self._leaders(), 0)
         for reply in self._replies.values():
-            held[reply.rank] = held.get(reply.rank, 0) + 1
-        return min(leaders, key=lambda rank: (held[rank], rank))
+            held[reply.rank] += 1
+        return min(held, key=lambda rank: (held[rank], rank))
 
     @contextmanager
     def open(self, start: Start, rank: RankPosition) -> Iterator[Reply]:
@@ -207,9 +225,13 @@ class Dispatch:
         return len(self._replies)
 
     def stop(self) -> None:
-        """Ask every rank to end its process; one that cannot be reached is for its owner to kill."""
-        for rank in self._ranks.values():
+        """Ask every DP leader to end, and its group with it; one that cannot be reached is for its parent to kill."""
+        for rank in self._leaders():
             self._send(rank, Stop())
+
+    def _leaders(self) -> list[RankPosition]:
+        """The ranks that take requests, one per DP group."""
+        return [rank for rank in self._ranks.values() if rank.cp == rank.tp == 0]
 
     def _admit(self, start: Start) -> None:
         if len(self._replies) >= self._max_held:
@@ -288,6 +310,8 @@ class Dispatch:
             case Ready():
                 self._ready[rank] = message
                 self._changed.set()
+            case EndPeer() | Restart():
+                self._wishes.put_nowait(message)
 
     def _resend_aborts(self) -> None:
         waiting, self._unsent = self._unsent, {}

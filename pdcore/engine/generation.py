@@ -29,7 +29,7 @@ from pdcore.engine.requests import SEED_BITS, Api, Conversation, GenerationReque
 from pdcore.engine.room_choice import recorded
 from pdcore.engine.state import LeaderState
 from pdcore.engine.transcript import Detokenizing, Piece, Transcript
-from pdcore.engine.transfer.orders import PrefillPeer
+from pdcore.engine.transfer.orders import PrefillGroup
 from pdcore.errors import ApiError
 from pdcore.registry.rooms.writer import RoomWriter
 from pdcore.topology.keys import RankPosition
@@ -64,7 +64,7 @@ class Ranks(Protocol):
 class PrefillPeers(Protocol):
     """Who can feed a decode leg."""
 
-    async def prefill(self, leg: Leg, expected: str | None) -> PrefillPeer: ...
+    async def prefill(self, leg: Leg, expected: str | None) -> PrefillGroup: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

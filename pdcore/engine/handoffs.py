@@ -1,77 +1,68 @@
-"""Between the scheduler that decides and the session that moves KV: each role's side of a hand-off.
+"""Between the scheduler that decides and the sides that move KV: what each role makes of plans and events. Pure.
 
-Called by the rank's loop only. What the session reports goes into the scheduler, what the scheduler planned goes
-into the session, and what a leader must know is returned as messages.
+Lives in a DP leader. Words of its group's ranks go through the consensus into the scheduler, what the scheduler planned
+becomes orders for every rank of the group, and what a leader must know becomes messages. No clock, no I/O.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-import zmq
-
-from pdcore import telemetry
+from pdcore.engine.consensus import DecodeConsensus, PrefillConsensus
 from pdcore.engine.messages import Failed, HandedOff, Start, Step, ToLeader
 from pdcore.engine.scheduler.base import Scheduler
 from pdcore.engine.scheduler.decode import DecodeScheduler
 from pdcore.engine.scheduler.plan import Admit, Failure, Handoff
 from pdcore.engine.scheduler.prefill import PrefillScheduler
-from pdcore.engine.transfer.receiving import Arrived, Drained, HandoffFailed, ReceivingSession
-from pdcore.engine.transfer.sending import Handshaken, SendFailed, SendingSession, Sent, WriteEnded
+from pdcore.engine.transfer.orders import (
+    AbortHandoff,
+    Arrived,
+    Drained,
+    Expect,
+    Fail,
+    HandoffFailed,
+    Handshaken,
+    Open,
+    Order,
+    Send,
+    SendFailed,
+    Sent,
+    SideEvent,
+    WriteEnded,
+)
 from pdcore.errors import ApiError
+from pdcore.topology.keys import RankPosition
 
-_log = telemetry.logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandoffGauges:
-    """``rooms`` counts hand-offs that are not over for the session, quarantined ones included."""
-
-    slots_total: int = 0
-    slots_used: int = 0
-    rooms: int = 0
+Effect = ToLeader | Order
+"""Something for the leader, or for every rank of the group."""
 
 
 class Handoffs(Protocol):
-    """One role's side. Methods never block; messages are for the leader."""
+    """One role's way with hand-offs."""
 
-    def pollables(self) -> Sequence[int | zmq.Socket[bytes]]:
-        """What wakes the loop for this side."""
+    def started(self, start: Start) -> Iterator[Effect]:
+        """The scheduler holds this new request; raises :class:`ApiError` when it cannot be handed off."""
         ...
 
-    def next_wake(self) -> float:
-        """When ``poll`` has something to do even if nothing is readable."""
+    def hear(self, rank: RankPosition, event: SideEvent) -> Iterator[Effect]:
+        """A rank of the group says this."""
         ...
 
-    def started(self, start: Start, now: float) -> None:
-        """The scheduler holds this new request; raises :class:`ApiError` when the session cannot."""
-        ...
-
-    def poll(self, now: float) -> Iterator[ToLeader]:
-        """Let the scheduler know what happened since the last call."""
-        ...
-
-    def admit(self, admitted: Sequence[Admit], now: float) -> Iterator[ToLeader]:
+    def admit(self, admitted: Sequence[Admit], now: float) -> Iterator[Effect]:
         """Ask for the KV of what the plan admitted."""
         ...
 
-    def send(self, handoffs: Sequence[Handoff]) -> None:
+    def send(self, handoffs: Sequence[Handoff]) -> Iterator[Effect]:
         """Send the KV of prompts that are complete."""
         ...
 
-    def give_up(self, failure: Failure) -> None:
-        """The scheduler gave up a request; tell the peer that waits for it."""
+    def give_up(self, failure: Failure) -> Iterator[Effect]:
+        """The scheduler gave up a request; tell whoever still works on it."""
         ...
 
-    def abort(self, request_id: str, now: float) -> None:
+    def abort(self, request_id: str) -> Iterator[Effect]:
         """Nobody wants this request any more."""
-        ...
-
-    def gauges(self) -> HandoffGauges:
-        """Counts of this instant."""
         ...
 
 
@@ -81,58 +72,46 @@ class NoHandoffs:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
-    def pollables(self) -> Sequence[int | zmq.Socket[bytes]]:
-        return ()
-
-    def next_wake(self) -> float:
-        return math.inf
-
-    def started(self, start: Start, now: float) -> None:
-        pass
-
-    def poll(self, now: float) -> Iterator[ToLeader]:
+    def started(self, start: Start) -> Iterator[Effect]:
         return iter(())
 
-    def admit(self, admitted: Sequence[Admit], now: float) -> Iterator[ToLeader]:
+    def hear(self, rank: RankPosition, event: SideEvent) -> Iterator[Effect]:
+        raise TypeError(f"a unified rank says {event!r}")
+
+    def admit(self, admitted: Sequence[Admit], now: float) -> Iterator[Effect]:
         return iter(())
 
-    def send(self, handoffs: Sequence[Handoff]) -> None:
-        pass
+    def send(self, handoffs: Sequence[Handoff]) -> Iterator[Effect]:
+        return iter(())
 
-    def give_up(self, failure: Failure) -> None:
-        pass
+    def give_up(self, failure: Failure) -> Iterator[Effect]:
+        return iter(())
 
-    def abort(self, request_id: str, now: float) -> None:
+    def abort(self, request_id: str) -> Iterator[Effect]:
         self._scheduler.abort(request_id)
-
-    def gauges(self) -> HandoffGauges:
-        return HandoffGauges()
+        return iter(())
 
 
 class PrefillHandoffs:
     """Prefill: rooms wait for a handshake, are computed, sent, and reported when the write has ended."""
 
-    def __init__(self, scheduler: PrefillScheduler, session: SendingSession) -> None:
+    def __init__(self, scheduler: PrefillScheduler, consensus: PrefillConsensus) -> None:
         self._scheduler = scheduler
-        self._session = session
+        self._consensus = consensus
 
-    def pollables(self) -> Sequence[int | zmq.Socket[bytes]]:
-        return self._session.pollables()
-
-    def next_wake(self) -> float:
-        return self._session.next_wake()
-
-    def started(self, start: Start, now: float) -> None:
-        self._session.expect(
+    def started(self, start: Start) -> Iterator[Effect]:
+        self._consensus.expect(start.room)
+        yield Expect(
             room=start.room,
             expected_peer=start.expected_peer,
             prompt_len=len(start.prompt),
-            deadline=now + start.remaining_ms / 1000,
+            remaining_ms=start.remaining_ms,
         )
 
-    def poll(self, now: float) -> Iterator[ToLeader]:
-        for event in self._session.poll(now):
-            match event:
+    def hear(self, rank: RankPosition, event: SideEvent) -> Iterator[Effect]:
+        assert isinstance(event, Handshaken | WriteEnded | Sent | SendFailed), f"prefill heard {event!r}"
+        for said in self._consensus.hear(rank, event):
+            match said:
                 case Handshaken(room=room):
                     self._scheduler.handshaken(room)
                 case WriteEnded(room=room):
@@ -145,109 +124,96 @@ class PrefillHandoffs:
                     request = self._scheduler.failed(room)
                     if request is not None:
                         yield Failed(request_id=request.request_id, code=code, message=message)
+                case Fail():
+                    yield said
 
-    def admit(self, admitted: Sequence[Admit], now: float) -> Iterator[ToLeader]:
+    def admit(self, admitted: Sequence[Admit], now: float) -> Iterator[Effect]:
         return iter(())
 
-    def send(self, handoffs: Sequence[Handoff]) -> None:
+    def send(self, handoffs: Sequence[Handoff]) -> Iterator[Effect]:
         for handoff in handoffs:
-            _log.debug("prefill done", room=handoff.room, request_id=handoff.request_id)
-            self._session.send(handoff.room, handoff.blocks, handoff.first_token, handoff.kv_len)
+            self._consensus.send(handoff.room)
+            yield Send(
+                room=handoff.room,
+                blocks=handoff.blocks,
+                first_token=handoff.first_token,
+                kv_len=handoff.kv_len,
+            )
 
-    def give_up(self, failure: Failure) -> None:
-        self._session.fail(failure.room, failure.code, failure.message)
+    def give_up(self, failure: Failure) -> Iterator[Effect]:
+        self._consensus.fail(failure.room)
+        yield Fail(room=failure.room, code=failure.code, message=failure.message)
 
-    def abort(self, request_id: str, now: float) -> None:
+    def abort(self, request_id: str) -> Iterator[Effect]:
         request = self._scheduler.find(request_id)
         if request is not None:
             self._scheduler.abort(request_id)
-            self._session.fail(request.start.room, "cancelled", "the prefill leg was cancelled")
-
-    def gauges(self) -> HandoffGauges:
-        statistics = self._session.statistics()
-        return HandoffGauges(rooms=statistics.rooms + statistics.stashed + statistics.writing)
+            self._consensus.fail(request.start.room)
+            yield Fail(room=request.start.room, code="cancelled", message="the prefill leg was cancelled")
 
 
 class DecodeHandoffs:
     """Decode: admitted requests ask for their KV; a request runs once it has arrived."""
 
-    def __init__(self, scheduler: DecodeScheduler, session: ReceivingSession, vocab_size: int) -> None:
+    def __init__(self, scheduler: DecodeScheduler, consensus: DecodeConsensus, vocab_size: int) -> None:
         self._scheduler = scheduler
-        self._session = session
+        self._consensus = consensus
         self._vocab_size = vocab_size
 
-    def pollables(self) -> Sequence[int | zmq.Socket[bytes]]:
-        return self._session.pollables()
-
-    def next_wake(self) -> float:
-        return self._session.next_wake()
-
-    def started(self, start: Start, now: float) -> None:
+    def started(self, start: Start) -> Iterator[Effect]:
         if start.prefill is None:
-            raise ApiError("internal", "a decode request came without the prefill rank that has its KV")
+            raise ApiError("internal", "a decode request came without the prefill ranks that have its KV")
+        return iter(())
 
-    def poll(self, now: float) -> Iterator[ToLeader]:
-        for event in self._session.poll(now):
-            match event:
-                case Arrived(seq=seq, first_token=token) if token >= self._vocab_size:
-                    yield from self._refuse(
-                        seq, f"prefill sent token {token}; the model has {self._vocab_size}"
+    def hear(self, rank: RankPosition, event: SideEvent) -> Iterator[Effect]:
+        assert isinstance(event, Arrived | HandoffFailed | Drained), f"decode heard {event!r}"
+        for said in self._consensus.hear(rank, event):
+            match said:
+                case Arrived(handoff=handoff, first_token=token) if token >= self._vocab_size:
+                    why = f"prefill sent token {token}; the model has {self._vocab_size}"
+                    yield from self._failed(
+                        HandoffFailed(handoff=handoff, code="prefill_failed", message=why)
                     )
-                case Arrived(seq=seq, first_token=token, kv_len=kv_len):
-                    arrived = self._scheduler.arrived(seq, token, kv_len)
+                    self._scheduler.drained(handoff)  # it has arrived, so nothing of it can land any more
+                case Arrived(handoff=handoff, first_token=token, kv_len=kv_len):
+                    arrived = self._scheduler.arrived(handoff, token, kv_len)
                     if arrived is not None:
                         yield Step(outputs=(arrived[1],))
-                case HandoffFailed(seq=seq, code=code, message=message):
-                    request = self._scheduler.failed(seq)
-                    if request is not None:
-                        yield Failed(request_id=request.request_id, code=code, message=message)
-                case Drained(seq=seq):
-                    self._scheduler.drained(seq)
+                case HandoffFailed():
+                    yield from self._failed(said)
+                case Drained(handoff=handoff):
+                    self._scheduler.drained(handoff)
+                case AbortHandoff():
+                    yield said
 
-    def _refuse(self, seq: int, why: str) -> Iterator[ToLeader]:
-        """End a hand-off whose content makes no sense; it has arrived, so nothing of it can land any more."""
-        request = self._scheduler.failed(seq)
-        self._scheduler.drained(seq)
+    def _failed(self, said: HandoffFailed) -> Iterator[Effect]:
+        request = self._scheduler.failed(said.handoff)
         if request is not None:
-            yield Failed(request_id=request.request_id, code="prefill_failed", message=why)
+            yield Failed(request_id=request.request_id, code=said.code, message=said.message)
 
-    def admit(self, admitted: Sequence[Admit], now: float) -> Iterator[ToLeader]:
+    def admit(self, admitted: Sequence[Admit], now: float) -> Iterator[Effect]:
         for item in admitted:
             request = self._scheduler.held(item.request_id)
-            assert request.start.prefill is not None, "started without a prefill rank"
-            if not self._session.can_open(request.start.prefill, len(item.blocks)):
-                self._scheduler.postponed(item.request_id)
-                continue
-            try:
-                seq = self._session.open(
-                    room=request.start.room,
-                    peer=request.start.prefill,
-                    blocks=item.blocks,
-                    prompt_len=len(request.start.prompt),
-                    deadline=request.deadline,
-                )
-            except ApiError as refused:
-                self._scheduler.not_opened(item.request_id)
-                yield Failed(request_id=item.request_id, code=refused.code, message=refused.message)
-            else:
-                self._scheduler.opened(item.request_id, seq)
+            assert request.start.prefill is not None, "started without prefill ranks"
+            self._consensus.open(item.handoff)
+            yield Open(
+                handoff=item.handoff,
+                room=item.room,
+                prefill=request.start.prefill,
+                blocks=item.blocks,
+                prompt_len=len(request.start.prompt),
+                remaining_ms=max(0, int((request.deadline - now) * 1000)),
+            )
 
-    def send(self, handoffs: Sequence[Handoff]) -> None:
-        pass
+    def send(self, handoffs: Sequence[Handoff]) -> Iterator[Effect]:
+        return iter(())
 
-    def give_up(self, failure: Failure) -> None:
-        pass
+    def give_up(self, failure: Failure) -> Iterator[Effect]:
+        if failure.handoff is not None:
+            yield from self._consensus.abort(failure.handoff, failure.code)
 
-    def abort(self, request_id: str, now: float) -> None:
-        seq = self._scheduler.seq_of(request_id)
+    def abort(self, request_id: str) -> Iterator[Effect]:
+        handoff = self._scheduler.handoff_of(request_id)
         self._scheduler.abort(request_id)
-        if seq is not None:
-            self._session.abort(seq, now)
-
-    def gauges(self) -> HandoffGauges:
-        statistics = self._session.statistics()
-        return HandoffGauges(
-            slots_total=statistics.slots_total,
-            slots_used=statistics.slots_used,
-            rooms=statistics.rooms + statistics.quarantined,
-        )
+        if handoff is not None:
+            yield from self._consensus.abort(handoff, "cancelled")

@@ -27,22 +27,28 @@ from pdcore.engine.app import create_app
 from pdcore.engine.bootstrap import bootstrap_app, rooms_of
 from pdcore.engine.dispatch import Dispatch
 from pdcore.engine.generation import Engine
+from pdcore.engine.local_ranks import LocalRanks, Machine, how
+from pdcore.engine.meeting import open_meeting
 from pdcore.engine.messages import Ready
 from pdcore.engine.metrics import Metrics
 from pdcore.engine.obedience import Deeds, Obedience
+from pdcore.engine.parents import FollowerParents
 from pdcore.engine.peers import Peers
 from pdcore.engine.process import beside, runtime_directory, signals
-from pdcore.engine.rank_process import RANK_COMMAND, RankProcess
-from pdcore.engine.records import instance_record, rank_records, standing
-from pdcore.engine.startup import Startup, starting
+from pdcore.engine.rank_process import RANK_COMMAND
+from pdcore.engine.records import by_node, instance_record, rank_records, standing
+from pdcore.engine.startup import Startup, shape_of, starting
 from pdcore.engine.state import LeaderState
 from pdcore.errors import ConfigError, ErrorCode, Superseded
 from pdcore.http_server import answering
 from pdcore.registry.connect import admitted_store
+from pdcore.registry.desired import Fence
 from pdcore.registry.follower import Follower
+from pdcore.registry.leaders import LEAVE_S, Announcement, LeaderWord
 from pdcore.registry.overlay.fleet import Fleet
 from pdcore.registry.registrar_messages import RegistrarSpec
 from pdcore.registry.registration import Registration
+from pdcore.registry.store import Store
 from pdcore.topology.keys import Keyspace, RankPosition
 from pdcore.topology.records import DepartureReason, Role, State
 
@@ -54,7 +60,6 @@ RANK_DIED: Final = 70
 FIRST_STATUS_S: Final = 1.0
 STATUS_EVERY_S: Final = 5.0
 LAST_WORDS_S: Final = 1.0
-RANK_STOP_S: Final = 3.0
 PEER_ROLES: Final[Mapping[Role, tuple[Role, ...]]] = {"prefill": (), "decode": ("prefill",), "unified": ()}
 
 log = telemetry.logger(__name__)
@@ -102,7 +107,6 @@ class Leader:
     ) -> None:
         self._startup = startup
         self._runtime_dir = runtime_dir
-        self._rank_command = rank_command
         self._clock = clock
         identity = startup.identity
         self._state = LeaderState(
@@ -111,9 +115,8 @@ class Leader:
             incarnation=identity.incarnation,
             models=identity.models,
         )
-        self._address = f"ipc://{runtime_dir}/dispatch.sock"
         self._endings: asyncio.Queue[Ending] = asyncio.Queue()
-        self._ranks: list[RankProcess] = []
+        self._ranks = LocalRanks(rank_command)
         self._ready: dict[RankPosition, Ready] = {}
         self._open = AsyncExitStack()
 
@@ -134,9 +137,7 @@ class Leader:
             self._registration = await stack.enter_async_context(
                 Registration(_spec(startup, self._runtime_dir))
             )
-            self._dispatch = stack.enter_context(
-                Dispatch(self._address, [RankPosition(0, 0, 0)], max_held=config.max_queue)
-            )
+            await self._meet(stack, store, keyspace)
             self._rooms = await stack.enter_async_context(rooms_of(startup, store, self._clock))
             await stack.enter_async_context(answering(create_app(self._engine()), startup.listener))
             if startup.bootstrap is not None:
@@ -145,6 +146,52 @@ class Leader:
             self._open = stack.pop_all()
         log.info("leader listening", url=startup.identity.url, bootstrap_port=startup.identity.bootstrap_port)
         return self
+
+    async def _meet(self, stack: AsyncExitStack, store: Store, keyspace: Keyspace) -> None:
+        """Open everything at which ranks and follower parents meet this leader, and know what to tell them."""
+        startup, placement, secret = self._startup, self._startup.placement, self._startup.config.curve_secret
+        meeting = stack.enter_context(open_meeting(placement, self._runtime_dir, startup.rank_ip))
+        stack.enter_context(self._ranks)
+        self._dispatch = stack.enter_context(
+            Dispatch(
+                meeting.dispatch,
+                placement.sizes.positions(),
+                max_held=startup.config.max_queue,
+                secret=secret,
+            )
+        )
+        self._parents = await stack.enter_async_context(
+            FollowerParents(meeting.parents, range(1, placement.nnodes), self._clock, secret=secret)
+        )
+        word = LeaderWord(
+            incarnation=startup.identity.incarnation,
+            url=startup.identity.url,
+            parents=self._parents.address,
+            dispatch=self._dispatch.address,
+            rendezvous=meeting.rendezvous,
+            shape=shape_of(startup.config),
+        )
+        self._announcement = Announcement(
+            store,
+            Fence(
+                keyspace=keyspace,
+                instance_id=startup.identity.instance_id,
+                incarnation=startup.identity.incarnation,
+            ),
+            word,
+            ttl_s=startup.config.lease_ttl_s,
+            clock=self._clock,
+        )
+        self._state.word = word
+        self._machine = Machine(
+            config=startup.config,
+            placement=placement,
+            word=word,
+            instance_id=startup.identity.instance_id,
+            rank_ip=startup.rank_ip,
+            runtime_dir=self._runtime_dir,
+            rendezvous_fd=meeting.rendezvous_fd,
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -165,11 +212,12 @@ class Leader:
     # coming up
 
     async def _come_up(self) -> None:
-        """Until this instance serves; afterwards watch its ranks."""
+        """Until this instance serves; afterwards watch what it is made of."""
         try:
             await self._claim()
-            self._start_rank()
-            async with beside(*(self._watch_rank(rank) for rank in self._ranks)):
+            self._state.why = "the ranks are loading the model"
+            self._ranks.start(self._machine, self._registration)
+            async with beside(self._watch_ranks(), self._watch_parents(), self._tell_parents()):
                 await self._serve()
                 await self._obedience().run()
                 await asyncio.Event().wait()
@@ -183,30 +231,18 @@ class Leader:
             await self._registration.claim()
         log.info("instance claimed")
 
-    def _start_rank(self) -> None:
-        self._state.why = "the ranks are loading the model"
-        position = RankPosition(0, 0, 0)
-        beat_fd = self._registration.beat_pipe(position)
-        try:
-            spec = self._startup.rank_spec(
-                runtime_dir=str(self._runtime_dir), dispatch=self._address, beat_fd=beat_fd
-            )
-            rank = self._open.enter_context(RankProcess(spec, self._rank_command))
-        finally:
-            os.close(beat_fd)
-        self._ranks.append(rank)
-        self._registration.watch_process(position, rank.pidfd)
-        log.info("rank started", rank=str(position), pid=rank.pid)
-
     async def _serve(self) -> None:
-        self._ready = dict(await self._dispatch.wait_ready())
+        async with beside(self._say_who_is_missing()):
+            self._ready = dict(await self._dispatch.wait_ready())
         self._put("starting")
+        self._parents.register(by_node(self._startup.placement, self._ready))
         async with beside(self._say_while_waiting("registering")):
             await self._wait_registered()
+            await self._parents.wait_registered()
         record = self._state.record
         assert record is not None
         self._state.context_length = record.compat.context_length
-        self._state.kv_tokens = record.kv_tokens
+        self._state.kv_tokens = min(rank.kv_tokens for rank in self._ready.values())
         self._state.dp_size = record.dp_size
         self._state.enter("serving", "its record is on its way to the store")
         await self._announce()
@@ -233,6 +269,15 @@ class Leader:
             except TimeoutError:
                 continue
 
+    async def _say_who_is_missing(self) -> None:
+        """Tell people what an instance of several machines waits for."""
+        while True:
+            await self._clock.sleep(STATUS_EVERY_S)
+            if machines := self._parents.missing:
+                names = ", ".join(map(str, machines))
+                self._state.why = f"machines that have not joined: {names}"
+                log.info("leader waiting", waiting=self._state.why)
+
     async def _say_while_waiting(self, what: str) -> None:
         """Tell people, in the log and on ``/ready``, that the store is what is being waited for."""
         self._state.why = what
@@ -251,18 +296,32 @@ class Leader:
         lost = await self._registration.wait_superseded()
         self._end(Ending(status=SUPERSEDED, why=str(lost), departure=None))
 
-    async def _watch_rank(self, rank: RankProcess) -> None:
-        status = await rank.wait_exit()
+    async def _watch_ranks(self) -> None:
+        rank, status = await self._ranks.wait_first_exit()
         refused = status == REFUSED and not self._ready
-        why = f"rank {rank.position} {_how(status)}"
+        why = f"rank {rank} {how(status)}"
         self._end(Ending(status=REFUSED if refused else RANK_DIED, why=why, departure="died"))
+
+    async def _watch_parents(self) -> None:
+        lost = await self._parents.watch()
+        self._end(Ending(status=RANK_DIED, why=lost, departure="died"))
+
+    async def _tell_parents(self) -> None:
+        """Where the other machines find this one, for as long as it lives."""
+        if self._startup.placement.nnodes == 1:
+            return
+        try:
+            await self._announcement.keep()
+        finally:
+            async with asyncio.timeout(LEAVE_S):
+                await self._announcement.withdraw()
 
     def _on_signal(self, number: signal.Signals, times: int) -> None:
         log.info("signal received", signal=number.name, times=times)
         if times == 1:
             self._end(TERMINATED)
             return
-        self._kill_ranks()
+        self._ranks.kill()
         shutil.rmtree(self._runtime_dir, ignore_errors=True)
         os._exit(128 + number)
 
@@ -295,14 +354,15 @@ class Leader:
         say = log.info if ending.status in (OK, REFUSED) else log.error
         say("leader ending", reason=ending.why, status=ending.status)
         self._state.enter("draining" if ending.status == OK else "failed", ending.why)
-        if ending.departure == "ordered":
-            self._kill_ranks()  # whoever ordered it may wait for what they hold
+        if ending.status == RANK_DIED:
+            self._ranks.kill()  # the others wait in vain, and whoever ordered an end waits for what they hold
         if self._dispatch.fail_all(self._loss_code(ending), ending.why):
             await self._let_answers_leave()
+        await self._parents.end(ending.status, ending.why)
         if ending.departure is not None:
             await self._registration.leave(ending.departure)
         self._dispatch.stop()
-        await self._reap_ranks()
+        await self._ranks.reap()
 
     def _loss_code(self, ending: Ending) -> ErrorCode:
         if ending.status == OK:
@@ -316,18 +376,6 @@ class Leader:
         except TimeoutError:
             log.warning("answers cut", in_flight=self._state.in_flight)
 
-    async def _reap_ranks(self) -> None:
-        try:
-            async with asyncio.timeout(RANK_STOP_S):
-                for rank in self._ranks:
-                    await rank.wait_exit()
-        except TimeoutError:
-            self._kill_ranks()
-
-    def _kill_ranks(self) -> None:
-        for rank in self._ranks:
-            rank.kill()
-
     # what it tells others
 
     def _put(self, state: State, *, drained: bool = False) -> None:
@@ -335,7 +383,9 @@ class Leader:
         if record is None:
             record = instance_record(self._startup.identity, self._ready, state)
         self._state.record = standing(record, state, drained=drained)
-        self._registration.put(self._state.record, rank_records(self._startup.identity, self._ready))
+        identity = self._startup.identity
+        own = by_node(self._startup.placement, self._ready)[0]
+        self._registration.put(self._state.record, rank_records(identity.incarnation, identity.machine, own))
 
     def _engine(self) -> Engine:
         config = self._startup.config
@@ -368,9 +418,3 @@ def _spec(startup: Startup, runtime_dir: Path) -> RegistrarSpec:
         log_level=config.log_level,
         runtime_dir=str(runtime_dir),
     )
-
-
-def _how(status: int) -> str:
-    if status >= 0:
-        return f"exited with status {status}"
-    return f"was ended by {signal.Signals(-status).name}"

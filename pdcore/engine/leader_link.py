@@ -10,6 +10,7 @@ import msgspec
 import zmq
 
 from pdcore import telemetry
+from pdcore.engine import curve
 from pdcore.engine.messages import MAX_MESSAGE_BYTES, ToLeader, ToRank
 
 _MOST_PER_TURN: Final = 256
@@ -25,7 +26,15 @@ class LeaderStalled(Exception):
 class LeaderLink:
     """Connected while the ``with`` block lasts."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, identity: bytes) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        identity: bytes,
+        *,
+        secret: str | None = None,
+    ) -> None:
+        self._secret = secret
         self._context = context
         self._address = address
         self._identity = identity
@@ -39,6 +48,8 @@ class LeaderLink:
         socket.setsockopt(zmq.RCVHWM, _MOST_UNREAD)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.setsockopt(zmq.IDENTITY, self._identity)
+        socket.setsockopt(zmq.IPV6, 1)
+        curve.connecting(socket, self._secret)
         socket.connect(self._address)
         self.socket = socket
         return self

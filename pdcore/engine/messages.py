@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from pdcore.engine.transfer.orders import PrefillPeer
+from pdcore.engine.transfer.orders import PrefillGroup
 from pdcore.errors import ErrorCode
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
@@ -49,7 +49,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     sampling: Sampling
     limits: Limits
     remaining_ms: int
-    prefill: PrefillPeer | None = None
+    prefill: PrefillGroup | None = None
     expected_peer: str | None = None
 
 
@@ -109,24 +109,46 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
+class EndPeer(msgspec.Struct, frozen=True, kw_only=True, tag="end_peer"):
+    """Decode rank to leader: this prefill instance has left memory undrained for ``age_s``; have its end ordered."""
+
+    instance_id: str
+    incarnation: str
+    age_s: float
+
+
+class Restart(msgspec.Struct, frozen=True, kw_only=True, tag="restart"):
+    """Decode rank to leader, once: only new memory makes this instance safe again, for the reason ``why``."""
+
+    why: str
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
-    """Rank to leader: gauges, at most ten a second while busy and once more when the rank falls idle."""
+    """Rank to leader: gauges, at most ten a second while busy, once more when the rank falls idle, and one a second in
+    any case.
+
+    Requests and blocks are those of the DP group and told by its DP leader; they are 0 from its other ranks, so that a
+    sum over ranks counts everything once.
+    """
 
     steps: int
-    kv_blocks_total: int
-    kv_blocks_used: int
-    kv_blocks_quarantined: int
-    slots_total: int
-    slots_used: int
-    rooms: int
-    queued: int
-    running: int
-    transferring: int
-    handoffs_ok: int
-    handoffs_failed: int
-    prefill_tokens: int
-    output_tokens: int
+    kv_blocks_total: int = 0
+    kv_blocks_used: int = 0
+    kv_blocks_quarantined: int = 0
+    slots_total: int = 0
+    slots_used: int = 0
+    rooms: int = 0
+    bootstrap: int = 0
+    prealloc: int = 0
+    transfer: int = 0
+    running: int = 0
+    retracted: int = 0
+    retracted_total: int = 0
+    handoffs_ok: int = 0
+    handoffs_failed: int = 0
+    prefill_tokens: int = 0
+    output_tokens: int = 0
 
 
 ToRank = Start | Abort | Stop
-ToLeader = Ready | Step | HandedOff | Failed | Stats
+ToLeader = Ready | Step | HandedOff | Failed | EndPeer | Restart | Stats

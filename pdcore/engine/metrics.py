@@ -26,12 +26,15 @@ _GAUGES: Final[Mapping[str, str]] = {
     "slots_total": "Metadata slots",
     "slots_used": "Metadata slots in use",
     "rooms": "Open rooms",
-    "queued": "Requests that wait",
+    "bootstrap": "Requests that wait for the other half of their room",
+    "prealloc": "Requests that wait for blocks",
+    "transfer": "Requests whose KV is on its way",
     "running": "Requests in the batch",
-    "transferring": "Requests whose KV is on its way",
+    "retracted": "Requests that gave their blocks back and wait to be computed again",
 }
 _COUNTERS: Final[Mapping[str, str]] = {
     "steps": "Steps of the loop",
+    "retracted_total": "Times a request gave its blocks back",
     "handoffs_ok": "Hand-offs that succeeded",
     "handoffs_failed": "Hand-offs that failed",
     "prefill_tokens": "Prompt tokens computed",

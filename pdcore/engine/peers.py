@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from pdcore.engine.legs import Leg, choose_dp_rank, stale_peer
 from pdcore.engine.room_choice import RoomLookup
-from pdcore.engine.transfer.orders import PrefillPeer
+from pdcore.engine.transfer.orders import PrefillGroup, PrefillPeer
 from pdcore.errors import ApiError
 from pdcore.topology.compat import check_pair
 from pdcore.topology.instance import Instance
@@ -41,8 +41,8 @@ class Peers:
     own: Callable[[], InstanceRecord | None]
     rooms: RoomLookup
 
-    async def prefill(self, leg: Leg, expected: str | None) -> PrefillPeer:
-        """The prefill rank of ``leg``; waits half a second for an incarnation (or address) not known yet.
+    async def prefill(self, leg: Leg, expected: str | None) -> PrefillGroup:
+        """The prefill DP group of ``leg``; waits half a second for an incarnation (or address) not known yet.
 
         ApiError: 421 when the named incarnation is not the one here, 400 when the address names nobody and nobody
         was expected, 503 when the two instances do not fit together.
@@ -69,11 +69,11 @@ class Peers:
 
 
 def knows(topology: Topology, leg: Leg, expected: str | None) -> bool:
-    """Whether ``topology`` has a rank for this leg, of the expected incarnation if one is."""
+    """Whether ``topology`` has all ranks for this leg, of the expected incarnation if one is."""
     instance = topology.by_bootstrap(leg.host, leg.port)
     if instance is None or expected not in (None, instance.record.incarnation):
         return False
-    return any(position.cp == position.tp == 0 for position in instance.ranks)
+    return len(instance.ranks) == instance.record.world_size
 
 
 def chooser_of(topology: Topology, leg: Leg, expected: str | None) -> Instance | None:
@@ -89,8 +89,8 @@ def has_departed(topology: Topology, expected: str | None) -> bool:
     return any(departed.incarnation == expected for departed in topology.departures.values())
 
 
-def locate(topology: Topology, leg: Leg, expected: str | None) -> PrefillPeer:
-    """The rank that ``leg`` names, or the ApiError that says why there is none."""
+def locate(topology: Topology, leg: Leg, expected: str | None) -> PrefillGroup:
+    """The DP group that ``leg`` names, complete, or the ApiError that says why there is none."""
     address = f"{leg.host}:{leg.port}"
     instance = topology.by_bootstrap(leg.host, leg.port)
     if instance is None and expected is None:
@@ -98,7 +98,24 @@ def locate(topology: Topology, leg: Leg, expected: str | None) -> PrefillPeer:
         raise ApiError("invalid_request", message, param="bootstrap_host")
     if instance is None or expected not in (None, instance.record.incarnation):
         raise stale_peer(address, expected)
-    position = RankPosition(choose_dp_rank(leg, instance.record.dp_size), 0, 0)
+    record = instance.record
+    dp = choose_dp_rank(leg, record.dp_size)
+    return PrefillGroup(
+        instance_id=instance.instance_id,
+        incarnation=record.incarnation,
+        dp=dp,
+        dp_size=record.dp_size,
+        cp_size=record.cp_size,
+        tp_size=record.tp_size,
+        ranks=tuple(
+            _peer(instance, RankPosition(dp, cp, tp))
+            for cp in range(record.cp_size)
+            for tp in range(record.tp_size)
+        ),
+    )
+
+
+def _peer(instance: Instance, position: RankPosition) -> PrefillPeer:
     rank = instance.ranks.get(position)
     if rank is None or rank.rank_port is None:
         message = f"prefill instance {instance.instance_id} has no rank {position} that takes handshakes now"

@@ -1,8 +1,8 @@
 """A rank process, started by its leader as ``python -m pdcore.engine.rank --spec-fd N``; not meant for people.
 
-It loads the model, registers its memory with the transfer engine, says ``Ready`` and turns its loop. It dies with its
-leader, leaves the terminal's signals to it, and exits 2 when what it was told to run cannot work, having told the
-leader the sentence.
+It meets the other ranks, loads its part of the model, registers its memory with the transfer engine, says ``Ready`` and
+turns its loop. It dies with its parent, leaves the terminal's signals to it, exits 2 when what it was told to run cannot
+work, having told the leader the sentence, and 70 when it cannot go on with the other ranks.
 """
 
 from __future__ import annotations
@@ -22,26 +22,36 @@ import zmq
 
 from pdcore import telemetry
 from pdcore.clock import SystemClock
+from pdcore.engine import collective
 from pdcore.engine import device as devices
-from pdcore.engine.kv.blocks import BlockPool
+from pdcore.engine.collective import Groups, Rendezvous
+from pdcore.engine.device import Device
+from pdcore.engine.executing import ExecutorLoop
 from pdcore.engine.kv.layout import LAYOUT_VERSION
 from pdcore.engine.kv.pool import KvPool
-from pdcore.engine.leader_link import LeaderLink
+from pdcore.engine.leader_link import LeaderLink, LeaderStalled
 from pdcore.engine.loop import RankLoop
 from pdcore.engine.messages import Failed, Ready
 from pdcore.engine.model import loader
 from pdcore.engine.model.config import ModelConfig
 from pdcore.engine.model.fingerprint import fingerprint
 from pdcore.engine.model.runner import ModelRunner
+from pdcore.engine.model.shard import Shard
 from pdcore.engine.model_step import ModelStep
 from pdcore.engine.rank_spec import RankSpec
-from pdcore.engine.roles import RoleParts, Surroundings, open_role
-from pdcore.engine.scheduler.base import SchedulerLimits
+from pdcore.engine.reporting import Beats
+from pdcore.engine.roles import RoleParts, Surroundings, decider, open_side
+from pdcore.engine.scheduler.limits import SchedulerLimits
+from pdcore.engine.step_link import GroupBroken, StepFollower, StepLeader
 from pdcore.engine.transfer.wire import WIRE_VERSION
-from pdcore.errors import ConfigError
+from pdcore.errors import CollectiveFailed, ConfigError
 from pdcore.topology.codec import compat_document
 from pdcore.topology.records import Compat
 
+START_S: Final = 300.0
+"""How long the ranks of an instance may be apart in starting; each loads its part of the model meanwhile."""
+COLLECTIVE_TIMEOUT_S: Final = 20.0
+RANK_BROKEN: Final = 70
 _PR_SET_PDEATHSIG: Final = 1
 
 _log = telemetry.logger(__name__)
@@ -61,56 +71,119 @@ def main(spec_fd: int) -> None:
         incarnation=spec.incarnation,
         rank=spec.identity.decode(),
     )
-    with zmq.Context() as context, LeaderLink(context, spec.dispatch, spec.identity) as leader:
+    with (
+        zmq.Context() as context,
+        LeaderLink(context, spec.dispatch, spec.identity, secret=spec.curve_secret) as leader,
+    ):
         try:
             serve(spec, context, leader)
         except ConfigError as wrong:
             leader.send(Failed(request_id="", code="internal", message=str(wrong)))
             sys.exit(2)
+        except (CollectiveFailed, GroupBroken, LeaderStalled) as broken:
+            _log.error("rank cannot go on", reason=str(broken))
+            sys.exit(RANK_BROKEN)
 
 
 def serve(spec: RankSpec, context: zmq.Context[zmq.Socket[bytes]], leader: LeaderLink) -> None:
     """Load, say ``Ready``, and turn the loop until the leader says stop. ConfigError before ``Ready`` only."""
     torch.set_num_threads(spec.torch_threads or os.cpu_count() or 1)
-    device = devices.select(spec.device)
+    device = devices.select(spec.device, spec.device_index)
     directory = Path(spec.model)
     config = ModelConfig.from_directory(directory)
     layout = config.kv_layout(spec.block_size, spec.dtype)
     blocks = spec.kv_tokens // spec.block_size
     limits = _limits(spec, config)
-    model = loader.load(directory, config, device, spec.dtype)
     with ExitStack() as stack:
-        accounting = BlockPool(blocks)
+        rendezvous, groups = _meet(spec, device, stack)
+        shard = Shard(spec.tp, spec.tp_size)
+        model = loader.load(directory, config, device, spec.dtype, shard=shard)
         around = Surroundings(
             spec=spec,
             stack=stack,
             context=context,
             layout=layout,
-            pool=accounting,
+            blocks=blocks,
             limits=limits,
             vocab_size=config.vocab_size,
         )
-        role = open_role(around)
-        pool = KvPool(layout, blocks, role.memory)
-        runner = ModelRunner(model)
+        role = open_side(around)
+        pool = KvPool(around.shard, blocks, role.memory)
+        turn = _loop(around, role, rendezvous, ModelStep(ModelRunner(model, groups), pool), leader)
         compat = _compat(spec, config, directory, limits.context_length)
         leader.send(_ready(spec, role, compat, kv_tokens=blocks * spec.block_size, device=str(device)))
-        _log.info("rank ready", kv_blocks=blocks, kv_bytes=blocks * layout.block_bytes, device=str(device))
-        RankLoop(
-            scheduler=role.scheduler,
-            pool=accounting,
-            handoffs=role.handoffs,
-            model=ModelStep(runner, pool),
+        _log.info(
+            "rank ready", kv_blocks=blocks, kv_bytes=blocks * around.shard.block_bytes, device=str(device)
+        )
+        turn.run()
+
+
+def _meet(spec: RankSpec, device: Device, stack: ExitStack) -> tuple[Rendezvous | None, Groups]:
+    """Where the ranks of this instance leave each other words, and what they compute together."""
+    if spec.sizes.group == 1:
+        return None, Groups.single()
+    rendezvous = collective.meet(
+        spec.rendezvous,
+        spec.sizes.number(spec.position),
+        listen_fd=spec.rendezvous_fd,
+        within_s=START_S,
+    )
+    joined = collective.join(
+        rendezvous,
+        spec.position,
+        spec.sizes,
+        device=device,
+        ip=spec.rank_ip,
+        start_s=START_S,
+        timeout_s=COLLECTIVE_TIMEOUT_S,
+    )
+    return rendezvous, stack.enter_context(joined)
+
+
+def _loop(
+    around: Surroundings,
+    role: RoleParts,
+    rendezvous: Rendezvous | None,
+    model: ModelStep,
+    leader: LeaderLink,
+) -> RankLoop | ExecutorLoop:
+    """The loop of a DP leader, joined by its other ranks, or of one of those, connected."""
+    spec, stack, clock = around.spec, around.stack, SystemClock()
+    beats = Beats(_beat_descriptor(spec))
+    word = f"step_link/{spec.dp}"
+    if not spec.leads:
+        assert rendezvous is not None, "a DP group of several ranks meets"
+        address = rendezvous.lookup(word, START_S)
+        follower = StepFollower(around.context, address, spec.identity, secret=spec.curve_secret)
+        return ExecutorLoop(
+            side=role.side,
+            group=stack.enter_context(follower),
+            model=model,
             leader=leader,
-            beat_fd=_beat_descriptor(spec),
-            clock=SystemClock(),
-        ).run()
+            beats=beats,
+            clock=clock,
+        )
+    group = stack.enter_context(
+        StepLeader(around.context, spec.step_link, spec.group[1:], secret=spec.curve_secret)
+    )
+    if rendezvous is not None:
+        rendezvous.publish(word, group.address)
+        group.join(START_S, clock)
+    return RankLoop(
+        spec.position,
+        decider(around),
+        side=role.side,
+        group=group,
+        model=model,
+        leader=leader,
+        beats=beats,
+        clock=clock,
+    )
 
 
 def _limits(spec: RankSpec, config: ModelConfig) -> SchedulerLimits:
     context = min(config.context_length, spec.max_model_len or config.context_length)
     return SchedulerLimits(
-        block_size=spec.block_size,
         context_length=context,
         max_batch=spec.max_batch,
         max_prefill_tokens=spec.max_prefill_tokens,
@@ -163,7 +236,7 @@ def _die_with_parent() -> None:
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        sys.exit(70)
+        sys.exit(RANK_BROKEN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 

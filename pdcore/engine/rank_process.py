@@ -53,11 +53,11 @@ class RankProcess:
         reading, writing = os.pipe()
         try:
             os.write(writing, spec)  # whole: an empty pipe holds twice as much
-            beat = () if self._spec.beat_fd is None else (self._spec.beat_fd,)
+            given = [fd for fd in (self._spec.beat_fd, self._spec.rendezvous_fd) if fd is not None]
             self._process = subprocess.Popen(
                 [*self._command, "--spec-fd", str(reading)],
                 stdin=subprocess.DEVNULL,
-                pass_fds=(reading, *beat),
+                pass_fds=(reading, *given),
                 process_group=0,
             )
         finally:

@@ -37,6 +37,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     rendezvous: str = ""
     rendezvous_fd: int | None = None
     step_link: str = ""
+    curve_secret: str | None = None
     dispatch: str
     runtime_dir: str
     beat_fd: int | None
@@ -69,6 +70,11 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     def sizes(self) -> Sizes:
         """The instance's layout."""
         return Sizes(dp=self.dp_size, cp=self.cp_size, tp=self.tp_size)
+
+    @property
+    def group(self) -> tuple[RankPosition, ...]:
+        """The ranks of this one's DP group, the DP leader first."""
+        return tuple(rank for rank in self.sizes.positions() if rank.dp == self.dp)
 
     @property
     def leads(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pdcore.engine.messages import Ready
+from pdcore.engine.placement import Placement
 from pdcore.errors import ConfigError
 from pdcore.topology.codec import compat_from
 from pdcore.topology.keys import RankPosition
@@ -93,16 +94,28 @@ def standing(record: InstanceRecord, state: State, *, drained: bool) -> Instance
     return replace(record, state=state, extra={**others, DRAINED: True} if drained else others)
 
 
-def rank_records(identity: Identity, ready: Mapping[RankPosition, Ready]) -> dict[RankPosition, RankRecord]:
-    """One record per rank."""
+def by_node(
+    placement: Placement, ready: Mapping[RankPosition, Ready]
+) -> dict[int, dict[RankPosition, Ready]]:
+    """What the ranks of each machine said; every machine is there."""
+    said: dict[int, dict[RankPosition, Ready]] = {node: {} for node in range(placement.nnodes)}
+    for rank, one in ready.items():
+        said[placement.node_of(rank)][rank] = one
+    return said
+
+
+def rank_records(
+    incarnation: str, machine: str, ready: Mapping[RankPosition, Ready]
+) -> dict[RankPosition, RankRecord]:
+    """One record per rank of that machine."""
     return {
         rank: RankRecord(
-            incarnation=identity.incarnation,
+            incarnation=incarnation,
             rank_ip=said.rank_ip,
             rank_port=said.rank_port,
             transfer=said.transfer,  # type: ignore[arg-type]  # from msgpack: JSON's types
             device=said.device,
-            machine=identity.machine,
+            machine=machine,
         )
         for rank, said in ready.items()
     }

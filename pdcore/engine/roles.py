@@ -1,8 +1,9 @@
-"""What differs between the roles of a rank: its scheduler, who owns the KV memory, and its side of a hand-off."""
+"""What differs between the roles of a rank: who owns the KV memory, its side of hand-offs, and what decides them."""
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,26 +11,31 @@ from pathlib import Path
 import zmq
 
 from pdcore.clock import SystemClock
-from pdcore.engine.handoffs import DecodeHandoffs, Handoffs, NoHandoffs, PrefillHandoffs
-from pdcore.engine.kv.blocks import BlockPool
+from pdcore.engine.consensus import DecodeConsensus, Participants, PrefillConsensus
+from pdcore.engine.handoffs import DecodeHandoffs, NoHandoffs, PrefillHandoffs
+from pdcore.engine.kv.block_groups import BlockGroup, BlockGroups
 from pdcore.engine.kv.layout import KvLayout
+from pdcore.engine.loop import Decider
 from pdcore.engine.rank_spec import RankSpec
-from pdcore.engine.scheduler.base import Scheduler, SchedulerLimits
 from pdcore.engine.scheduler.decode import DecodeScheduler
+from pdcore.engine.scheduler.limits import SchedulerLimits
 from pdcore.engine.scheduler.prefill import PrefillScheduler
 from pdcore.engine.scheduler.unified import UnifiedScheduler
+from pdcore.engine.sides import DecodeSide, NoSide, PrefillSide, Side
+from pdcore.engine.transfer.mapping import GroupSizes, RankMapping, spread_of
+from pdcore.engine.transfer.orders import DecodeGroup
 from pdcore.engine.transfer.receiving import ReceivingSession
 from pdcore.engine.transfer.sending import SendingSession
 from pdcore.engine.transfer.shm import ShmEngine
 from pdcore.engine.transfer.wire import RankIdentity
+from pdcore.topology.keys import RankPosition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleParts:
     """``memory`` is what the KV pool is built over; the last three go into the rank's record."""
 
-    scheduler: Scheduler
-    handoffs: Handoffs
+    side: Side
     memory: memoryview
     rank_ip: str
     rank_port: int | None
@@ -38,15 +44,20 @@ class RoleParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What every role is built from. ``stack`` ends what is opened here."""
+    """What every role is built from. ``stack`` ends what is opened here; ``layout`` is the whole model's."""
 
     spec: RankSpec
     stack: ExitStack
     context: zmq.Context[zmq.Socket[bytes]]
     layout: KvLayout
-    pool: BlockPool
+    blocks: int
     limits: SchedulerLimits
     vocab_size: int
+
+    @property
+    def shard(self) -> KvLayout:
+        """What this rank holds of the layout."""
+        return self.layout.shard(self.spec.tp_size, self.spec.tp)
 
     @property
     def identity(self) -> RankIdentity:
@@ -61,10 +72,10 @@ class Surroundings:
 
     def private_memory(self) -> memoryview:
         """Memory for the pool that no other process can map."""
-        return memoryview(mmap.mmap(-1, self.pool.total * self.layout.block_bytes))
+        return memoryview(mmap.mmap(-1, self.blocks * self.shard.block_bytes))
 
 
-def open_role(around: Surroundings) -> RoleParts:
+def open_side(around: Surroundings) -> RoleParts:
     """The parts for ``around.spec.role``, with memory and sockets open."""
     match around.spec.role:
         case "prefill":
@@ -72,22 +83,52 @@ def open_role(around: Surroundings) -> RoleParts:
         case "decode":
             return _decode(around)
         case _:
-            return _unified(around)
+            return RoleParts(
+                side=NoSide(),
+                memory=around.private_memory(),
+                rank_ip=around.spec.rank_ip,
+                rank_port=None,
+            )
 
 
-def _unified(around: Surroundings) -> RoleParts:
-    scheduler = UnifiedScheduler(around.limits, around.pool)
-    return RoleParts(
-        scheduler=scheduler,
-        handoffs=NoHandoffs(scheduler),
-        memory=around.private_memory(),
-        rank_ip=around.spec.rank_ip,
-        rank_port=None,
-    )
+def decider(around: Surroundings) -> Decider:
+    """What a DP leader of ``around.spec.role`` decides with. Opens nothing."""
+    spec, limits = around.spec, around.limits
+    blocks = BlockGroups(BlockGroup(block_size=around.layout.block_size, blocks=around.blocks))
+    match spec.role:
+        case "prefill":
+            prefill = PrefillScheduler(limits, blocks)
+            handoffs = PrefillHandoffs(prefill, PrefillConsensus(_writers_to(around)))
+            return Decider(scheduler=prefill, blocks=blocks, handoffs=handoffs)
+        case "decode":
+            decode, group = DecodeScheduler(limits, blocks), DecodeConsensus(spec.group)
+            return Decider(
+                scheduler=decode,
+                blocks=blocks,
+                handoffs=DecodeHandoffs(decode, group, around.vocab_size),
+            )
+        case _:
+            unified = UnifiedScheduler(limits, blocks)
+            return Decider(scheduler=unified, blocks=blocks, handoffs=NoHandoffs(unified))
+
+
+def _writers_to(around: Surroundings) -> Participants:
+    """Which ranks of this prefill group write into a decode group."""
+    spec = around.spec
+
+    def participants(decode: DecodeGroup) -> Collection[RankPosition]:
+        mapping = RankMapping(
+            prefill=GroupSizes(cp=spec.cp_size, tp=spec.tp_size),
+            decode=GroupSizes(cp=decode.cp_size, tp=decode.tp_size),
+            layout=around.layout,
+            spread=spread_of(decode.instance_id, decode.dp),
+        )
+        return [RankPosition(spec.dp, rank.cp, rank.tp) for rank in mapping.participants()]
+
+    return participants
 
 
 def _prefill(around: Surroundings) -> RoleParts:
-    scheduler = PrefillScheduler(around.limits, around.pool)
     memory = around.private_memory()
     session = around.stack.enter_context(
         SendingSession(
@@ -106,8 +147,7 @@ def _prefill(around: Surroundings) -> RoleParts:
     )
     endpoint = session.endpoint
     return RoleParts(
-        scheduler=scheduler,
-        handoffs=PrefillHandoffs(scheduler, session),
+        side=PrefillSide(session),
         memory=memory,
         rank_ip=endpoint.rank_ip,
         rank_port=endpoint.rank_port,
@@ -116,11 +156,10 @@ def _prefill(around: Surroundings) -> RoleParts:
 
 
 def _decode(around: Surroundings) -> RoleParts:
-    scheduler = DecodeScheduler(around.limits, around.pool)
     session = around.stack.enter_context(
         ReceivingSession(
             layout=around.layout,
-            blocks_total=around.pool.total,
+            blocks_total=around.blocks,
             slots_total=around.limits.slots,
             identity=around.identity,
             engine=ShmEngine(),
@@ -129,8 +168,7 @@ def _decode(around: Surroundings) -> RoleParts:
         )
     )
     return RoleParts(
-        scheduler=scheduler,
-        handoffs=DecodeHandoffs(scheduler, session, around.vocab_size),
+        side=DecodeSide(session),
         memory=session.region_buffer,
         rank_ip=around.spec.rank_ip,
         rank_port=None,

@@ -14,8 +14,9 @@ from typing import Final, cast
 from pdcore.config import EngineConfig
 from pdcore.config.setting import name
 from pdcore.engine.model.config import ModelConfig
+from pdcore.engine.model.shard import shard_problems
 from pdcore.engine.model.text import TextCodec
-from pdcore.engine.rank_spec import RankSpec
+from pdcore.engine.placement import Placement, Sizes, place
 from pdcore.engine.records import Identity
 from pdcore.errors import ConfigError
 from pdcore.http_server import listen, port_of, url_of
@@ -33,6 +34,7 @@ class Startup:
 
     config: EngineConfig
     identity: Identity
+    placement: Placement
     model: ModelConfig
     texts: TextCodec
     listener: socket.socket
@@ -44,38 +46,11 @@ class Startup:
         address: str = self.listener.getsockname()[0]
         return address
 
-    def rank_spec(self, *, runtime_dir: str, dispatch: str, beat_fd: int | None) -> RankSpec:
-        """What the only rank is told."""
-        config, identity = self.config, self.identity
-        return RankSpec(
-            role=config.role,
-            instance_id=identity.instance_id,
-            incarnation=identity.incarnation,
-            rank_ip=self.rank_ip,
-            dispatch=dispatch,
-            runtime_dir=runtime_dir,
-            beat_fd=beat_fd,
-            model=str(config.model.absolute()),
-            device=config.device,
-            dtype=config.dtype,
-            block_size=config.block_size,
-            kv_tokens=config.kv_tokens,
-            max_model_len=config.max_model_len,
-            max_batch=config.max_batch,
-            max_prefill_tokens=config.max_prefill_tokens,
-            max_queue=config.max_queue,
-            num_reserved_decode_tokens=config.num_reserved_decode_tokens,
-            transfer_threads=config.transfer_threads,
-            torch_threads=config.torch_threads,
-            log_format=config.log_format,
-            log_level=config.log_level,
-        )
-
 
 @contextmanager
 def starting(config: EngineConfig) -> Iterator[Startup]:
     """Read the model's text side and bind the ports; leaving closes them."""
-    _check_nodes(config)
+    placement = placement_of(config)
     model, texts = _model(config)
     role = cast(Role, config.role)
     with ExitStack() as stack:
@@ -87,6 +62,7 @@ def starting(config: EngineConfig) -> Iterator[Startup]:
         yield Startup(
             config=config,
             identity=_identity(config, role, listener, bootstrap),
+            placement=placement,
             model=model,
             texts=texts,
             listener=listener,
@@ -94,13 +70,30 @@ def starting(config: EngineConfig) -> Iterator[Startup]:
         )
 
 
-def _check_nodes(config: EngineConfig) -> None:
-    """Parents on several machines have nothing in common from which each could make the same id."""
+def placement_of(config: EngineConfig) -> Placement:
+    """Where the ranks go. ConfigError when sizes, machines and role do not fit together."""
     where = f"--nnodes / PDCORE_NNODES: {config.nnodes}"
     if config.nnodes > 1 and config.instance_id is None:
+        # Parents on several machines have nothing in common from which each could make the same id.
         raise ConfigError(f"{where} machines need one --instance-id / PDCORE_INSTANCE_ID for all of them")
-    if config.nnodes > 1:
-        raise ConfigError(f"{where} machines cannot form an instance yet, only 1")
+    if config.node_rank >= config.nnodes:
+        raise ConfigError(
+            f"--node-rank / PDCORE_NODE_RANK: {config.node_rank} is none of {config.nnodes} machines"
+        )
+    if config.cp > 1 and config.role != "prefill":
+        raise ConfigError(
+            f"--cp / PDCORE_CP: {config.cp} in a {config.role} instance; only prefill can split prompts"
+        )
+    return place(Sizes(dp=config.dp, cp=config.cp, tp=config.tp), config.nnodes, config.devices_per_node)
+
+
+def shape_of(config: EngineConfig) -> str:
+    """What all machines of an instance must have been started with."""
+    return (
+        f"role={config.role} dp={config.dp} cp={config.cp} tp={config.tp} nnodes={config.nnodes}"
+        f" devices_per_node={config.devices_per_node} dtype={config.dtype} block_size={config.block_size}"
+        f" kv_tokens={config.kv_tokens}"
+    )
 
 
 def _model(config: EngineConfig) -> tuple[ModelConfig, TextCodec]:
@@ -112,6 +105,8 @@ def _model(config: EngineConfig) -> tuple[ModelConfig, TextCodec]:
         raise ConfigError(
             f"--max-model-len / PDCORE_MAX_MODEL_LEN: {config.max_model_len} is too long: {longest}"
         )
+    if problems := shard_problems(model, config.tp):
+        raise ConfigError(*problems)
     return model, TextCodec.from_directory(config.model)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pdcore.engine.legs import Phase
+from pdcore.registry.leaders import LeaderWord
 from pdcore.topology.records import InstanceRecord, Role
 
 _HEALTH: Final[dict[Phase, str]] = {
@@ -26,7 +27,7 @@ _HEALTH: Final[dict[Phase, str]] = {
 class LeaderState:
     """``why`` says what a leader that does not serve is waiting for. ``record`` is what it last wanted registered.
 
-    ``announced``: the keyspace holds a record that says it serves. ``ending``: there is no way back to serving.
+    ``word`` is for the instance's other machines. ``announced``: the keyspace holds a record that says it serves. ``ending``: there is no way back to serving.
     """
 
     role: Role
@@ -39,6 +40,7 @@ class LeaderState:
     kv_tokens: int = 0
     dp_size: int = 1
     record: InstanceRecord | None = None
+    word: LeaderWord | None = None
     announced: bool = False
     ending: bool = False
     in_flight: int = 0

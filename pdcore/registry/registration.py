@@ -40,14 +40,15 @@ class Registration:
     """An incarnation's place in the keyspace, kept by a registrar process for the length of an ``async with``.
 
     What is to stand there is said with :meth:`put` and never awaited: trouble with the store shows in
-    ``store_error`` and heals by itself. Leaving the block without :meth:`leave` withdraws with reason ``left``.
+    ``store_error`` and heals by itself. ``claimed``: this incarnation's claim was taken by another of its parents already, so
+    that this one never takes it from anybody. Leaving the block without :meth:`leave` withdraws with reason ``left``.
 
     Mutable: ``_wish`` (all the registrar is told), ``_status`` (its last words), ``_owned`` (members ever put),
     ``registrar_pid`` (None while none runs), ``_ended`` (no registrar will follow).
     """
 
-    def __init__(self, spec: RegistrarSpec, *, clock: Clock | None = None) -> None:
-        self._wish = Wish(spec)
+    def __init__(self, spec: RegistrarSpec, *, claimed: bool = False, clock: Clock | None = None) -> None:
+        self._wish = Wish(spec, claimed=claimed)
         self._clock = clock or SystemClock()
         self._status = Status()
         self._owned: set[str] = set()

@@ -65,6 +65,10 @@ class Keyspace:
         """The fencing token of an instance id; compared by every transaction on that instance's keys."""
         return f"{self.side}claims/{instance_id}"
 
+    def leader(self, instance_id: str) -> str:
+        """Where an instance's other machines find its leader."""
+        return f"{self.side}leaders/{instance_id}"
+
 
 def instance(instance_id: str) -> str:
     return f"instances/{instance_id}"

@@ -111,7 +111,7 @@ def stop_while_computing(fleet: Fleet, client: ThreadPoolExecutor, pinned: dict[
     rank = rank_of(fleet.prefill)
     for _ in range(10):
         late = client.submit(fleet.hasty.post, "/v1/completions", {**SLOW_PREFILL, **pinned})
-        eventually_now(lambda: fleet.decode.gauge("pdcore_engine_transferring"), 5, "a hand-off under way")
+        eventually_now(lambda: fleet.decode.gauge("pdcore_engine_transfer"), 5, "a hand-off under way")
         rank.suspend()
         status = late.result(timeout=10).status_code
         if status == 504 and quarantines_soon(fleet.decode):

@@ -15,7 +15,7 @@ from pdcore.engine.legs import stale_peer
 from pdcore.engine.messages import Abort, Failed, Start
 from tests.support.eventually import eventually
 from tests.support.fake_rank import echo, silent, stats, step
-from tests.support.leader_app import LEG, PEER, LeaderApp, leader_app
+from tests.support.leader_app import GROUP, LEG, LeaderApp, leader_app
 
 pytestmark = pytest.mark.integration
 
@@ -385,7 +385,7 @@ async def test_a_decode_head_leaves_at_the_first_output_also_without_streaming(d
     request = decode.client.build_request("POST", "/v1/completions", json=COMPLETION | LEG)
     asked = asyncio.ensure_future(decode.client.send(request, stream=True))
     start = await decode.rank.wait_for(Start)
-    assert (start.room, start.prefill) == (7, PEER)
+    assert (start.room, start.prefill) == (7, GROUP)
     await decode.rank.say(step(start.request_id, [97], None))
     response = await asked
     assert (response.status_code, response.headers["x-pdcore-kv"]) == (200, "received")

@@ -1,46 +1,196 @@
+"""Each role's hand-offs between its scheduler and the ranks of its DP group: orders out, words in, no I/O."""
+
 from __future__ import annotations
 
-from typing import cast
-
+import msgspec
 import pytest
 
-from pdcore.engine.handoffs import DecodeHandoffs
-from pdcore.engine.kv.blocks import BlockPool
-from pdcore.engine.messages import Failed, Step
+from pdcore.engine.consensus import DecodeConsensus, PrefillConsensus
+from pdcore.engine.handoffs import DecodeHandoffs, NoHandoffs, PrefillHandoffs
+from pdcore.engine.kv.block_groups import BlockGroups
+from pdcore.engine.messages import Failed, HandedOff, Start, Step
 from pdcore.engine.scheduler.decode import DecodeScheduler
-from pdcore.engine.transfer.receiving import Arrived, ReceiveEvent, ReceivingSession
-from tests.engine.scheduler.simulation import limits, start
+from pdcore.engine.scheduler.plan import Failure
+from pdcore.engine.scheduler.prefill import PrefillScheduler
+from pdcore.engine.scheduler.unified import UnifiedScheduler
+from pdcore.engine.transfer.orders import (
+    AbortHandoff,
+    Arrived,
+    DecodeGroup,
+    Drained,
+    Expect,
+    Fail,
+    HandoffFailed,
+    Handshaken,
+    Open,
+    PrefillGroup,
+    Send,
+    SendFailed,
+    Sent,
+    WriteEnded,
+)
+from pdcore.topology.keys import RankPosition
+from tests.engine.scheduler.simulation import groups, limits, start
 
 pytestmark = pytest.mark.unit
 
 VOCABULARY = 100
+ZERO, ONE = RankPosition(0, 0, 0), RankPosition(0, 0, 1)
+GROUP = DecodeGroup(instance_id="d0", incarnation="i", dp=0, cp_size=1, tp_size=2)
+PREFILL = PrefillGroup(instance_id="p0", incarnation="j", dp=0, dp_size=1, cp_size=1, tp_size=2, ranks=())
 
 
-class Session:
-    """A receiving session that says what a test tells it to."""
+class Prefill:
+    """A prefill DP group of two ranks that both take part."""
 
     def __init__(self) -> None:
-        self.events: list[ReceiveEvent] = []
+        self.blocks = groups(16)
+        self.scheduler = PrefillScheduler(limits(), self.blocks)
+        self.handoffs = PrefillHandoffs(self.scheduler, PrefillConsensus(lambda decode: (ZERO, ONE)))
 
-    def poll(self, now: float) -> list[ReceiveEvent]:
-        events, self.events = self.events, []
-        return events
+    def start(self, name: str = "a", room: int = 7) -> list[object]:
+        request = start(name, 5, room=room)
+        self.scheduler.add(request, 0)
+        return list(self.handoffs.started(request))
+
+    def hear(self, *words: Handshaken | WriteEnded | Sent | SendFailed) -> list[object]:
+        """Both ranks say each of ``words``."""
+        return [said for word in words for rank in (ZERO, ONE) for said in self.handoffs.hear(rank, word)]
+
+    def compute(self) -> list[object]:
+        batch = self.scheduler.plan(0).batch
+        outcome = self.scheduler.complete(batch, {item.request_id: 9 for item in batch})
+        return list(self.handoffs.send(outcome.handoffs))
 
 
-def decode() -> tuple[DecodeHandoffs, DecodeScheduler, Session, BlockPool]:
-    pool, session = BlockPool(16), Session()
-    scheduler = DecodeScheduler(limits(), pool)
-    return DecodeHandoffs(scheduler, cast(ReceivingSession, session), VOCABULARY), scheduler, session, pool
+def test_a_prefill_request_is_expected_computed_sent_and_handed_off() -> None:
+    group = Prefill()
+    assert group.start() == [Expect(room=7, expected_peer=None, prompt_len=5, remaining_ms=60_000)]
+    assert group.scheduler.plan(0).batch == ()
+    group.hear(Handshaken(room=7, decode=GROUP))
+    (send,) = group.compute()
+    assert isinstance(send, Send)
+    assert (send.room, send.first_token, send.kv_len) == (7, 9, 5)
+    assert group.hear(WriteEnded(room=7), Sent(room=7)) == [HandedOff(request_id="a")]
+    assert group.blocks.free_blocks == group.blocks.total
+
+
+def test_one_ranks_failure_fails_the_request_and_is_ordered_to_the_others() -> None:
+    group = Prefill()
+    group.start()
+    said = group.hear(SendFailed(room=7, code="prefill_failed", message="broken"))
+    assert said == [
+        Failed(request_id="a", code="prefill_failed", message="broken"),
+        Fail(room=7, code="prefill_failed", message="broken"),
+    ]
+
+
+def test_an_aborted_prefill_request_keeps_its_blocks_until_both_writes_have_ended() -> None:
+    group = Prefill()
+    group.start()
+    group.hear(Handshaken(room=7, decode=GROUP))
+    group.compute()
+    (fail,) = group.handoffs.abort("a")
+    assert isinstance(fail, Fail)
+    assert fail.code == "cancelled"
+    assert list(group.handoffs.hear(ZERO, WriteEnded(room=7))) == []
+    assert group.blocks.free_blocks != group.blocks.total
+    list(group.handoffs.hear(ONE, WriteEnded(room=7)))
+    assert group.blocks.free_blocks == group.blocks.total
+
+
+def test_what_the_prefill_scheduler_gives_up_is_ordered_to_fail() -> None:
+    group = Prefill()
+    group.start()
+    late = Failure(request_id="a", room=7, code="deadline_exceeded", message="late")
+    assert list(group.handoffs.give_up(late)) == [Fail(room=7, code="deadline_exceeded", message="late")]
+
+
+class Decode:
+    """A decode DP group of two ranks."""
+
+    def __init__(self) -> None:
+        self.blocks: BlockGroups = groups(16)
+        self.scheduler = DecodeScheduler(limits(), self.blocks)
+        self.handoffs = DecodeHandoffs(self.scheduler, DecodeConsensus((ZERO, ONE)), VOCABULARY)
+
+    def open(self, name: str = "a", max_tokens: int = 1) -> Open:
+        request = msgspec.structs.replace(start(name, 8, room=1, max_tokens=max_tokens), prefill=PREFILL)
+        self.scheduler.add(request, 0)
+        assert list(self.handoffs.started(request)) == []
+        (order,) = self.handoffs.admit(self.scheduler.plan(0).admit, 10.0)
+        assert isinstance(order, Open)
+        return order
+
+    def hear(self, *words: Arrived | HandoffFailed | Drained) -> list[object]:
+        return [said for word in words for rank in (ZERO, ONE) for said in self.handoffs.hear(rank, word)]
+
+
+def test_a_decode_request_asks_its_prefill_group_and_runs_once_all_ranks_have_its_kv() -> None:
+    group = Decode()
+    order = group.open()
+    assert (order.room, order.prefill, order.prompt_len, order.remaining_ms) == (1, PREFILL, 8, 50_000)
+    assert list(map(len, order.blocks)) == [2]
+    (said,) = group.hear(Arrived(handoff=order.handoff, first_token=5, kv_len=8))
+    assert isinstance(said, Step)
+    assert said.outputs[0].token_ids == (5,)
+    assert group.blocks.free_blocks == group.blocks.total
 
 
 @pytest.mark.parametrize(("token", "fails"), [(0, False), (99, False), (100, True), (2**32 - 1, True)])
 def test_a_first_token_the_model_does_not_have_fails_its_request_alone(token: int, fails: bool) -> None:
-    handoffs, scheduler, session, pool = decode()
-    scheduler.add(start("a", 8, room=1, max_tokens=1), 0)
-    (admitted,) = scheduler.plan(0).admit
-    scheduler.opened(admitted.request_id, 1)
-    session.events = [Arrived(seq=1, room=1, first_token=token, kv_len=8)]
-    (said,) = handoffs.poll(0)
+    group = Decode()
+    (said,) = group.hear(Arrived(handoff=group.open().handoff, first_token=token, kv_len=8))
     assert isinstance(said, Failed if fails else Step)
-    assert pool.free_blocks == pool.total
+    assert group.blocks.free_blocks == group.blocks.total
+    assert group.scheduler.find("a") is None
+
+
+def test_a_failed_handoff_is_quarantined_until_every_rank_is_drained() -> None:
+    group = Decode()
+    handoff = group.open().handoff
+    said = list(group.handoffs.hear(ONE, HandoffFailed(handoff=handoff, code="prefill_failed", message="x")))
+    assert said == [
+        Failed(request_id="a", code="prefill_failed", message="x"),
+        AbortHandoff(handoff=handoff, code="prefill_failed"),
+    ]
+    assert list(group.handoffs.hear(ONE, Drained(handoff=handoff))) == []
+    assert group.blocks.statistics().quarantined
+    list(group.handoffs.hear(ZERO, Drained(handoff=handoff)))
+    assert group.blocks.free_blocks == group.blocks.total
+
+
+def test_an_abort_is_ordered_while_kv_is_on_its_way_and_not_afterwards() -> None:
+    group = Decode()
+    handoff = group.open(max_tokens=9).handoff
+    assert list(group.handoffs.abort("a")) == [AbortHandoff(handoff=handoff, code="cancelled")]
+    group.hear(Drained(handoff=handoff))
+    other = group.open("b", max_tokens=9).handoff
+    group.hear(Arrived(handoff=other, first_token=5, kv_len=8))
+    assert list(group.handoffs.abort("b")) == []
+    assert group.blocks.free_blocks == group.blocks.total
+
+
+def test_a_late_decode_request_is_aborted_at_every_rank() -> None:
+    group = Decode()
+    handoff = group.open().handoff
+    late = Failure(request_id="a", room=1, code="deadline_exceeded", message="late", handoff=handoff)
+    assert list(group.handoffs.give_up(late)) == [AbortHandoff(handoff=handoff, code="deadline_exceeded")]
+
+
+def test_a_unified_rank_orders_nothing() -> None:
+    scheduler = UnifiedScheduler(limits(), groups(16))
+    handoffs, request = NoHandoffs(scheduler), start("a", 5)
+    scheduler.add(request, 0)
+    assert list(handoffs.started(request)) == []
+    assert list(handoffs.abort("a")) == []
     assert scheduler.find("a") is None
+    with pytest.raises(TypeError):
+        handoffs.hear(ZERO, Sent(room=1))
+
+
+def test_starts_without_a_prefill_group_are_refused() -> None:
+    group = Decode()
+    with pytest.raises(Exception, match="without the prefill"):
+        group.scheduler.add(start("a", 8, room=1), 0)
+    assert isinstance(start("a", 8, room=1), Start)

@@ -9,13 +9,17 @@ import zmq
 
 from pdcore.clock import SystemClock
 from pdcore.engine.handoffs import NoHandoffs
-from pdcore.engine.kv.blocks import BlockPool
+from pdcore.engine.kv.block_groups import BlockGroups
 from pdcore.engine.leader_link import LeaderLink
-from pdcore.engine.loop import RankLoop
+from pdcore.engine.loop import Decider, RankLoop
 from pdcore.engine.messages import Abort, Failed, Start, Stats, Step, Stop, ToLeader, ToRank
+from pdcore.engine.reporting import Beats
 from pdcore.engine.scheduler.plan import Compute
 from pdcore.engine.scheduler.unified import UnifiedScheduler
-from tests.engine.scheduler.simulation import limits, next_token, start
+from pdcore.engine.sides import NoSide
+from pdcore.engine.step_link import StepLeader
+from pdcore.topology.keys import RankPosition
+from tests.engine.scheduler.simulation import groups, limits, next_token, start
 
 pytestmark = pytest.mark.unit
 
@@ -49,10 +53,10 @@ class Leader:
 class Bench:
     """A loop with a cheap model, and its leader."""
 
-    def __init__(self, leader: Leader, loop: RankLoop, pool: BlockPool, beats: int) -> None:
+    def __init__(self, leader: Leader, loop: RankLoop, blocks: BlockGroups, beats: int) -> None:
         self.leader = leader
         self.loop = loop
-        self.pool = pool
+        self.blocks = blocks
         self.beats = beats
 
     def turn_until_idle(self) -> None:
@@ -66,19 +70,23 @@ def bench() -> Iterator[Bench]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     leader = Leader(context)
     reader, writer = os.pipe2(os.O_NONBLOCK)
-    pool = BlockPool(64)
-    scheduler = UnifiedScheduler(limits(), pool)
-    with LeaderLink(context, "inproc://dispatch", b"0.0.0") as link:
+    blocks = groups(64)
+    scheduler = UnifiedScheduler(limits(), blocks)
+    with (
+        LeaderLink(context, "inproc://dispatch", b"0.0.0") as link,
+        StepLeader(context, "inproc://nobody", ()) as group,
+    ):
         loop = RankLoop(
-            scheduler=scheduler,
-            pool=pool,
-            handoffs=NoHandoffs(scheduler),
+            RankPosition(0, 0, 0),
+            Decider(scheduler=scheduler, blocks=blocks, handoffs=NoHandoffs(scheduler)),
+            side=NoSide(),
+            group=group,
             model=Arithmetic(),
             leader=link,
-            beat_fd=writer,
+            beats=Beats(writer),
             clock=SystemClock(),
         )
-        yield Bench(leader, loop, pool, reader)
+        yield Bench(leader, loop, blocks, reader)
     leader.socket.close()
     context.term()
     os.close(reader)
@@ -107,9 +115,9 @@ def test_the_last_gauges_of_a_busy_time_say_that_nothing_is_held(bench: Bench) -
     bench.turn_until_idle()
     bench.loop.turn()
     stats = [m for m in bench.leader.received() if isinstance(m, Stats)][-1]
-    assert (stats.kv_blocks_used, stats.running, stats.queued) == (0, 0, 0)
+    assert (stats.kv_blocks_used, stats.running, stats.prealloc) == (0, 0, 0)
     assert (stats.output_tokens, stats.prefill_tokens) == (15, 27)
-    assert bench.pool.free_blocks == bench.pool.total
+    assert bench.blocks.free_blocks == bench.blocks.total
 
 
 def test_an_abort_ends_a_request_silently(bench: Bench) -> None:
@@ -119,7 +127,7 @@ def test_an_abort_ends_a_request_silently(bench: Bench) -> None:
     bench.leader.send(Abort(request_id="never heard of"))
     bench.turn_until_idle()
     assert not [m for m in bench.leader.received() if isinstance(m, Failed)]
-    assert bench.pool.free_blocks == bench.pool.total
+    assert bench.blocks.free_blocks == bench.blocks.total
 
 
 def test_garbage_from_the_leader_is_skipped(bench: Bench) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -58,17 +58,21 @@ def topology(
     *,
     ranks: bool = True,
     dp_size: int = 1,
+    positions: Sequence[RankPosition] = (),
+    without: RankPosition | None = None,
     departed: str | None = None,
     rooms_in: str | None = None,
 ) -> Topology:
     who = identity("prefill", incarnation, rooms_in)
-    positions = ready(*(RankPosition(dp, 0, 0) for dp in range(dp_size)))
-    entries = {keys.instance("prefill-0"): codec.encode(instance_record(who, positions, "serving"))}
+    said = ready(*(positions or (RankPosition(dp, 0, 0) for dp in range(dp_size))))
+    entries = {keys.instance("prefill-0"): codec.encode(instance_record(who, said, "serving"))}
     if departed is not None:
         record = DepartureRecord(incarnation=departed, reason="died", by="registrar")
         entries[keys.departure("prefill-0")] = codec.encode(record)
     if ranks:
-        for position, rank in rank_records(who, positions).items():
+        for position, rank in rank_records(incarnation, "here", said).items():
+            if position == without:
+                continue
             entries[keys.rank(RankId("prefill-0", position))] = codec.encode(rank)
     return build({key: Stored(value, 5) for key, value in entries.items()}, 5)
 
@@ -111,10 +115,28 @@ async def test_a_known_peer_is_found_without_waiting() -> None:
         assert view.waited_s == []
 
 
+def test_a_peer_is_all_ranks_of_the_dp_group_or_nobody() -> None:
+    group = [RankPosition(dp, cp, tp) for dp in range(2) for cp in range(2) for tp in range(2)]
+    peer = locate(topology(positions=group), replace(LEG, dp_rank=1), "one")
+    assert [(rank.dp, rank.cp, rank.tp) for rank in peer.ranks] == [
+        (1, 0, 0),
+        (1, 0, 1),
+        (1, 1, 0),
+        (1, 1, 1),
+    ]
+    assert (peer.dp, peer.dp_size, peer.cp_size, peer.tp_size) == (1, 2, 2, 2)
+    incomplete = topology(positions=group, without=RankPosition(1, 1, 0))
+    with pytest.raises(ApiError, match=r"has no rank 1\.1\.0") as caught:
+        locate(incomplete, replace(LEG, dp_rank=1), "one")
+    assert caught.value.status == 503
+    assert locate(incomplete, replace(LEG, dp_rank=0), "one").dp == 0
+
+
 def test_a_peer_is_its_rank_record() -> None:
     peer = locate(topology(), LEG, "one")
-    assert (peer.instance_id, peer.rank_ip, peer.rank_port) == ("prefill-0", "127.0.0.1", 4321)
-    assert peer.transfer == {"kind": "fake"}
+    (rank,) = peer.ranks
+    assert (rank.instance_id, rank.rank_ip, rank.rank_port) == ("prefill-0", "127.0.0.1", 4321)
+    assert rank.transfer == {"kind": "fake"}
     assert locate(topology(dp_size=2), replace(LEG, dp_rank=1), None).dp == 1
 
 

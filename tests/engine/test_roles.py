@@ -10,19 +10,17 @@ from pathlib import Path
 import pytest
 import zmq
 
-from pdcore.engine.kv.blocks import BlockPool
 from pdcore.engine.kv.layout import KvLayout
 from pdcore.engine.kv.pool import KvPool
 from pdcore.engine.rank_spec import RankSpec
-from pdcore.engine.roles import Surroundings, open_role
-from pdcore.engine.scheduler.base import SchedulerLimits
+from pdcore.engine.roles import Surroundings, decider, open_side
+from pdcore.engine.scheduler.limits import SchedulerLimits
 
 pytestmark = pytest.mark.integration
 
 BLOCKS = 4
 LAYOUT = KvLayout.dense(layers=2, kv_heads=1, head_dim=4, block_size=16, itemsize=4, dtype_name="float32")
 LIMITS = SchedulerLimits(
-    block_size=16,
     context_length=64,
     max_batch=2,
     max_prefill_tokens=16,
@@ -70,14 +68,14 @@ def around(role: str, directory: Path, stack: ExitStack) -> Surroundings:
         stack=stack,
         context=stack.enter_context(zmq.Context()),
         layout=LAYOUT,
-        pool=BlockPool(BLOCKS),
+        blocks=BLOCKS,
         limits=LIMITS,
         vocab_size=32,
     )
 
 
 def test_a_prefill_rank_listens_where_its_record_will_say(tmp_path: Path, stack: ExitStack) -> None:
-    role = open_role(around("prefill", tmp_path, stack))
+    role = open_side(around("prefill", tmp_path, stack))
     assert role.rank_port is not None
     socket.create_connection((role.rank_ip, role.rank_port), timeout=2).close()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
@@ -90,7 +88,16 @@ def test_a_prefill_rank_listens_where_its_record_will_say(tmp_path: Path, stack:
 def test_a_rank_that_nobody_connects_to_has_its_memory(
     role_name: str, tmp_path: Path, stack: ExitStack
 ) -> None:
-    role = open_role(around(role_name, tmp_path, stack))
+    role = open_side(around(role_name, tmp_path, stack))
     assert (role.rank_port, role.transfer) == (None, {})
     assert len(role.memory) == BLOCKS * LAYOUT.block_bytes
     KvPool(LAYOUT, BLOCKS, role.memory)
+
+
+@pytest.mark.parametrize("role_name", ["prefill", "decode", "unified"])
+def test_a_role_decides_with_the_blocks_it_was_given(
+    role_name: str, tmp_path: Path, stack: ExitStack
+) -> None:
+    decides = decider(around(role_name, tmp_path, stack))
+    assert decides.blocks.total == (BLOCKS,)
+    assert decides.scheduler.plan(0).batch == ()

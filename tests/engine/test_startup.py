@@ -59,7 +59,15 @@ def test_names_follow_from_role_host_port_and_directory(model: Path) -> None:
 
 def test_an_instance_on_several_machines_needs_an_id_given_to_all_of_them(model: Path) -> None:
     assert "need one --instance-id / PDCORE_INSTANCE_ID" in refusal(config(model, nnodes="2"))
-    assert "only 1" in refusal(config(model, nnodes="2", instance_id="mine"))
+    assert "1 ranks (dp 1 x cp 1 x tp 1) do not divide by 2 machines" in refusal(
+        config(model, nnodes="2", instance_id="mine")
+    )
+    assert "3 is none of 2 machines" in refusal(config(model, nnodes="2", node_rank="3", instance_id="mine"))
+
+
+def test_sizes_that_the_model_or_the_role_does_not_have_are_named(model: Path) -> None:
+    assert "--tp / PDCORE_TP: num_attention_heads" in refusal(config(model, tp="3"))
+    assert "--cp / PDCORE_CP: 2 in a decode instance" in refusal(config(model, "decode", cp="2"))
 
 
 def test_a_prefill_leader_holds_its_bootstrap_port_from_the_start(model: Path) -> None:
@@ -90,19 +98,6 @@ def test_a_model_that_cannot_be_served_is_refused(model: Path, tmp_path: Path) -
     assert refusal(config(tmp_path / "missing")).startswith("--model / PDCORE_MODEL")
     assert "config.json" in refusal(config(tmp_path))
     assert "PDCORE_MAX_MODEL_LEN" in refusal(config(model, max_model_len="999999"))
-
-
-def test_a_rank_is_told_all_it_needs(model: Path) -> None:
-    settings = config(model, "decode", kv_tokens="4096", max_batch="7", dtype="bfloat16")
-    with starting(settings) as startup:
-        spec = startup.rank_spec(runtime_dir="/run/x", dispatch="ipc:///run/x/d", beat_fd=5)
-    assert (spec.role, spec.kv_tokens, spec.max_batch, spec.dtype) == ("decode", 4096, 7, "bfloat16")
-    assert (spec.runtime_dir, spec.dispatch, spec.beat_fd) == ("/run/x", "ipc:///run/x/d", 5)
-    assert (spec.instance_id, spec.incarnation) == (
-        startup.identity.instance_id,
-        startup.identity.incarnation,
-    )
-    assert Path(spec.model).is_absolute()
 
 
 def test_an_install_without_the_engine_extra_says_what_to_install() -> None:

@@ -95,7 +95,7 @@ class Engine(Served):
         f"pdcore_engine_{name}"
         for name in (
             *("kv_blocks_used", "kv_blocks_quarantined", "slots_used", "rooms"),
-            *("running", "queued", "transferring", "http_in_flight"),
+            *("running", "bootstrap", "prealloc", "transfer", "retracted", "http_in_flight"),
         )
     )
 

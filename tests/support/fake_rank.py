@@ -165,7 +165,8 @@ class FakeRank:
 async def run(spec: RankSpec) -> None:
     """Be the rank of ``spec`` until told to stop."""
     async with FakeRank(spec.dispatch, by_first_letter, spec.identity) as rank:
-        await rank.say(msgspec.structs.replace(READY, pid=os.getpid()))
+        place = {"dp": spec.dp, "cp": spec.cp, "tp": spec.tp}
+        await rank.say(msgspec.structs.replace(READY, pid=os.getpid(), **place))
         await rank.say(stats(kv_blocks_total=256))
         while not rank.stopped.is_set():
             if spec.beat_fd is not None:

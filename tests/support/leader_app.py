@@ -17,7 +17,7 @@ from pdcore.engine.generation import Engine
 from pdcore.engine.legs import Leg
 from pdcore.engine.metrics import Metrics
 from pdcore.engine.state import LeaderState
-from pdcore.engine.transfer.orders import PrefillPeer
+from pdcore.engine.transfer.orders import PrefillGroup, PrefillPeer
 from pdcore.errors import ApiError
 from pdcore.http_server import answering, listen, port_of
 from pdcore.topology.keys import RankPosition
@@ -35,21 +35,24 @@ PEER = PrefillPeer(
     rank_port=9,
     transfer={"kind": "fake"},
 )
+GROUP = PrefillGroup(
+    instance_id="p0", incarnation="peer", dp=0, dp_size=1, cp_size=1, tp_size=1, ranks=(PEER,)
+)
 LEG = {"bootstrap_room": 7, "bootstrap_host": "127.0.0.1", "bootstrap_port": 18800}
 
 
 class OnePeer:
-    """Knows one prefill rank; ``fault`` is raised instead when it is set."""
+    """Knows one prefill group; ``fault`` is raised instead when it is set."""
 
     def __init__(self) -> None:
         self.fault: ApiError | None = None
         self.asked: list[tuple[Leg, str | None]] = []
 
-    async def prefill(self, leg: Leg, expected: str | None) -> PrefillPeer:
+    async def prefill(self, leg: Leg, expected: str | None) -> PrefillGroup:
         self.asked.append((leg, expected))
         if self.fault is not None:
             raise self.fault
-        return PEER
+        return GROUP
 
 
 @dataclass(frozen=True, slots=True)
