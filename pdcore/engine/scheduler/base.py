@@ -36,13 +36,16 @@ from pdcore.engine.scheduler.request import Request
 from pdcore.errors import ApiError, ErrorCode
 
 MOST_RETRACTIONS: Final = 3
+RETRY_ADMISSION_S: Final = 0.1
+"""Waiting requests are looked at so often even if nothing moved, because some of the rules know time."""
 
 
 class Scheduler:
     """The part of a rank that decides. Call ``plan``, do what it says, then ``complete`` with the sampled tokens.
 
     Instants only grow. Mutable besides the parts: ``_requests`` and ``_rooms`` (all held), ``_running``, ``_places``
-    (how many are where), ``_available`` (what admission may still give in this plan), ``_plan`` (the plan so far).
+    (how many are where), ``_available`` (what admission may still give in this plan), ``_tried`` (what it could give when
+    it was last tried, and when), ``_moved`` (whether a request moved since), ``_plan`` (the plan so far).
     """
 
     def __init__(self, limits: SchedulerLimits, blocks: BlockGroups) -> None:
@@ -56,6 +59,8 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._places: Counter[Place] = Counter()
         self._available: Counts = blocks.free_blocks
+        self._tried: tuple[Counts, float] = (blocks.free_blocks, 0.0)
+        self._moved = False
         self._plan = _PlanInMaking()
         self._retracted_total = 0
 
@@ -67,6 +72,7 @@ class Scheduler:
         self._refuse(start)
         request = self._enqueue(start, now + start.remaining_ms / 1000)
         self._places[request.place] += 1
+        self._moved = True
         self._requests[start.request_id] = request
         self._deadlines.add(start.request_id, request.deadline)
         if start.room:
@@ -130,11 +136,6 @@ class Scheduler:
         """Whether ``plan`` would find something to run or to admit without any new message."""
         return bool(self._running or len(self._line))
 
-    @property
-    def next_deadline(self) -> float:
-        """When ``plan`` may have something to do even if nothing happens; infinity: never."""
-        return self._deadlines.earliest()
-
     def statistics(self) -> SchedulerStatistics:
         """Counts of this instant."""
         count = self._places
@@ -152,15 +153,14 @@ class Scheduler:
     def _enqueue(self, start: Start, deadline: float) -> Request:
         """A new request, where its role makes it wait first."""
         request = self._new(start, deadline, Place.PREALLOC)
-        self._line.join(request, self._now)
+        self._wait(request)
         return request
 
     def _judge(self, request: Request) -> Verdict:
         """Whether a request that waits for blocks may have them now."""
         if not self._has_batch_room() or min(self._available) < 1:
             return Verdict.CLOSED
-        fits = within(self._blocks.needed(self._first_tokens(request)), self._available)
-        return Verdict.FITS if fits else Verdict.TOO_LARGE
+        return Verdict.FITS if within(request.needed, self._available) else Verdict.TOO_LARGE
 
     def _has_batch_room(self) -> bool:
         return len(self._running) < self._limits.max_batch
@@ -181,7 +181,7 @@ class Scheduler:
     def _is_worth_holding(self, request: Request) -> bool:
         """Whether a request that does not fit would, if all that computes came to its end."""
         left = tuple(map(sub, self._blocks.total, self._stuck()))
-        return within(self._blocks.needed(self._first_tokens(request)), left)
+        return within(request.needed, left)
 
     def _stuck(self) -> Counts:
         """Blocks that do not come back by computing."""
@@ -209,13 +209,18 @@ class Scheduler:
             )
 
     def _admit(self) -> None:
-        """Let waiting requests in."""
+        """Let waiting requests in, unless nothing has happened since that was tried last."""
         if not len(self._line):
             return
         self._available = tuple(map(sub, self._blocks.free_blocks, self._growth_of(self._growing())))
+        tried, at = self._tried
+        if not self._moved and within(self._available, tried) and self._now - at < RETRY_ADMISSION_S:
+            return
+        self._tried = (self._available, self._now)
         self._line.serve(
             self._now, judge=self._judge, enter=self._enter, is_worth_holding=self._is_worth_holding
         )
+        self._moved = False
 
     def _finished(self, batch: tuple[Compute, ...]) -> StepPlan:
         """The plan, with what the role adds at its end."""
@@ -233,6 +238,11 @@ class Scheduler:
         self._places[request.place] -= 1
         request.move(place)
         self._places[place] += 1
+        self._moved = True
+
+    def _wait(self, request: Request) -> None:
+        request.needed = self._blocks.needed(self._first_tokens(request))
+        self._line.join(request, self._now)
 
     def _run(self, request: Request) -> None:
         self._move(request, Place.RUNNING)
@@ -284,12 +294,11 @@ class Scheduler:
 
     def _give_blocks(self, request: Request) -> None:
         """Blocks for the first tokens of a request; it and its growth are available to nobody else."""
-        counts = self._blocks.needed(self._first_tokens(request))
-        blocks = self._blocks.allocate(counts, request.request_id)
+        blocks = self._blocks.allocate(request.needed, request.request_id)
         assert blocks is not None, "admitted without enough free blocks"
         request.blocks = blocks
-        request.capacity = self._blocks.room_in(counts)
-        taken = map(add, counts, self._growth_of((request,)))
+        request.capacity = self._blocks.room_in(request.needed)
+        taken = map(add, request.needed, self._growth_of((request,)))
         self._available = tuple(map(sub, self._available, taken))
 
     def _batch(self) -> tuple[Compute, ...]:
@@ -360,7 +369,7 @@ class Scheduler:
             self._blocks.free_owner(victim.request_id)
             victim.give_back()
             self._move(victim, Place.RETRACTED)
-            self._line.join(victim, self._now)
+            self._wait(victim)
 
     def _fail_for_good(self, request: Request) -> None:
         message = f"{request.known} tokens outgrew the KV cache of {self._blocks.tokens}"

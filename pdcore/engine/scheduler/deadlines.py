@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Iterator
+from typing import Final
 
-_MOST_GARBAGE = 64
+_MOST_GARBAGE: Final = 64
 
 
 class Deadlines:
@@ -34,7 +34,3 @@ class Deadlines:
             instant, request_id = heapq.heappop(self._heap)
             if self._instants.get(request_id) == instant:
                 yield request_id
-
-    def earliest(self) -> float:
-        """No instant comes before this one; infinity without any."""
-        return self._heap[0][0] if self._heap else math.inf

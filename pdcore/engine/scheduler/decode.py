@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from operator import add, sub
+from operator import add
 
-from pdcore.engine.kv.block_groups import BlockGroups, within
+from pdcore.engine.kv.block_groups import BlockGroups
 from pdcore.engine.kv.blocks import Counts
 from pdcore.engine.messages import Output, Start
 from pdcore.engine.scheduler.backlog import Backlog
@@ -55,6 +55,7 @@ class DecodeScheduler(Scheduler):
         self._capped: dict[Peer | None, float] = {}
         self._condemned: dict[Peer, float] = {}
         self._last_handoff = 0
+        self._one_each: Counts = (1,) * len(blocks.total)
 
     def arrived(self, handoff: int, first_token: int, kv_len: int) -> tuple[Request, Output] | None:
         """The KV is here and nobody writes there any more: the request runs, or is complete.
@@ -105,7 +106,7 @@ class DecodeScheduler(Scheduler):
         request = self._new(start, deadline, Place.PREALLOC)
         assert start.prefill is not None, "refused otherwise"
         request.peer = (start.prefill.instance_id, start.prefill.incarnation)
-        self._line.join(request, self._now)
+        self._wait(request)
         return request
 
     def _growing(self) -> Iterable[Request]:
@@ -121,12 +122,13 @@ class DecodeScheduler(Scheduler):
             return verdict
         if len(self._open) >= self._limits.slots:
             return Verdict.LANE_FULL
-        counts = self._blocks.needed(self._first_tokens(request))
         assert request.peer is not None, "set when it joined the line"
-        if not self._backlog.peer_has_room(request.peer, counts):
+        if not self._backlog.peer_has_room(request.peer, request.needed):
             self._capped.setdefault(request.peer, self._now)
+            if self._backlog.peer_has_room(request.peer, self._one_each):
+                return Verdict.TOO_LARGE_FOR_LANE
             return Verdict.LANE_FULL
-        if not self._backlog.has_room(counts):
+        if not self._backlog.has_room(request.needed):
             self._capped.setdefault(None, self._now)
             return Verdict.TOO_LARGE
         return verdict
@@ -140,9 +142,10 @@ class DecodeScheduler(Scheduler):
         assert request.peer is not None, "set when it joined the line"
         self._last_handoff += 1
         handoff = request.handoff = self._last_handoff
-        counts = tuple(map(len, request.blocks))
-        self._open[handoff] = _Open(peer=request.peer, request=request, counts=counts, opened_at=self._now)
-        self._backlog.add(request.peer, counts)
+        self._open[handoff] = _Open(
+            peer=request.peer, request=request, counts=request.needed, opened_at=self._now
+        )
+        self._backlog.add(request.peer, request.needed)
         self._capped.pop(request.peer, None)
         self._capped.pop(None, None)
         prompt = self._blocks.needed(request.known)
@@ -175,10 +178,9 @@ class DecodeScheduler(Scheduler):
         return counts
 
     def _is_worth_holding(self, request: Request) -> bool:
-        counts, stuck = self._blocks.needed(self._first_tokens(request)), self._stuck()
-        if not within(counts, tuple(map(sub, self._blocks.total, stuck))):
-            return False
-        return request.place is Place.RETRACTED or self._backlog.has_room(counts, stuck)
+        if request.place is Place.RETRACTED:
+            return super()._is_worth_holding(request)
+        return super()._is_worth_holding(request) and self._backlog.has_room(request.needed, self._stuck())
 
     def _admit(self) -> None:
         super()._admit()
@@ -189,7 +191,7 @@ class DecodeScheduler(Scheduler):
     def _turn_away(self, peer: Peer | None) -> None:
         """Refuse those whom the share of ``peer`` (None: of all) has kept out for too long."""
         late = self._line.waiting_since(self._now - self._limits.backlog_s, peer)
-        kept_out = [r for r in late if not self._share_allows(peer, self._blocks.needed(r.known + 1))]
+        kept_out = [r for r in late if not self._share_allows(peer, r.needed)]
         for request in kept_out:
             if peer is None:
                 self._fail(
@@ -198,7 +200,7 @@ class DecodeScheduler(Scheduler):
             else:
                 message = f"too much of the KV cache waits for prefill instance {peer[0]}"
                 self._fail(request, "peer_backlog", message)
-        if self._share_allows(peer, (1,) * len(self._blocks.total)) and not kept_out:
+        if self._share_allows(peer, self._one_each) and not kept_out:
             del self._capped[peer]
 
     def _share_allows(self, peer: Peer | None, counts: Counts) -> bool:

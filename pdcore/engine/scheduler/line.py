@@ -5,8 +5,8 @@ Each time a later one enters, those passed over are *overtaken*; a request that 
 or for ``LONGEST_OVERTAKEN_S``, is *aged*: it comes first and holds the line, nobody enters until it fits. It holds
 nobody while that would not help, because what it lacks is stuck with a peer.
 
-Requests of different peers wait in different lanes: a peer whose share is used up closes its own lane only. Those that
-gave their blocks back come last. A pass looks at the first ``LOOK_AHEAD`` of each lane, which bounds what it costs.
+Requests of different peers wait in different lanes: what does not fit its peer's share is overtaken only by those of
+the same lane, and closes or holds no other. Those that gave their blocks back come last. A pass looks at the first ``LOOK_AHEAD`` of each lane, which bounds what it costs.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class Verdict(Enum):
 
     FITS = auto()
     TOO_LARGE = auto()  # for what is free; a smaller one may fit
-    LANE_FULL = auto()  # for its peer's share
-    CLOSED = auto()  # nobody may
+    TOO_LARGE_FOR_LANE = auto()  # for what its peer may still have
+    LANE_FULL = auto()  # its peer may have nothing more
+    CLOSED = auto()  # nobody may enter
 
 
 @dataclass(slots=True, eq=False)
@@ -90,19 +91,24 @@ class Line:
         self._age_the_late(now)
         closed: set[Peer | None] = set()
         passed: list[_Waiting] = []
+        passed_in_lane: dict[Peer | None, list[_Waiting]] = {}
         for waiting in self._in_order(closed):
             request = waiting.request
             match judge(request):
                 case Verdict.FITS:
-                    overtaken = passed if request.place is Place.RETRACTED else [*passed, *self._last()]
+                    behind = () if request.place is Place.RETRACTED else self._last()
                     self.leave(request)
                     enter(request)
-                    for older in overtaken:
+                    for older in (*passed, *passed_in_lane.get(request.peer, ()), *behind):
                         self._overtake(older, now)
                 case Verdict.TOO_LARGE:
                     if self._is_aged(waiting) and is_worth_holding(request):
                         return
                     passed.append(waiting)
+                case Verdict.TOO_LARGE_FOR_LANE:
+                    if self._is_aged(waiting):
+                        closed.add(request.peer)
+                    passed_in_lane.setdefault(request.peer, []).append(waiting)
                 case Verdict.LANE_FULL:
                     closed.add(request.peer)
                 case Verdict.CLOSED:

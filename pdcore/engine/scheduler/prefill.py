@@ -32,7 +32,7 @@ class PrefillScheduler(Scheduler):
         request = self._rooms.get(room)
         if request is not None and request.place is Place.BOOTSTRAP:
             self._move(request, Place.PREALLOC)
-            self._line.join(request, self._now)
+            self._wait(request)
 
     def sent(self, room: int) -> Request | None:
         """KV and slot of ``room`` are written; the request is over and returned if it was still held."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pdcore.engine.kv.blocks import BlockLists
+from pdcore.engine.kv.blocks import BlockLists, Counts
 from pdcore.engine.messages import Start
 from pdcore.engine.scheduler.places import MOVES, Place
 
@@ -17,6 +17,9 @@ class Request:
     """``computed`` leading tokens have their KV in ``blocks``, which have room for ``capacity``; the next ``pending``
     of its ``known`` tokens (the prompt and everything sampled) do not. It ends when it knows ``most_known`` of them.
 
+    ``needed`` are the blocks it waits for while it is in the line, ``peer`` the prefill instance that has its KV, and
+    ``handoff`` names the transfer under way.
+
     Changed by the scheduler that holds it and by nobody else. ``blocks`` is replaced only when the request grows.
     """
 
@@ -26,21 +29,20 @@ class Request:
     place: Place
     peer: Peer | None = None
     handoff: int | None = None
+    needed: Counts = ()
     blocks: BlockLists = ()
     capacity: int = 0
     computed: int = 0
+    request_id: str = field(init=False)
     known: int = field(init=False)
     most_known: int = field(init=False)
     output: list[int] = field(default_factory=list)
     retractions: int = 0
 
     def __post_init__(self) -> None:
+        self.request_id = self.start.request_id
         self.known = len(self.start.prompt)
         self.most_known = min(self.known + self.start.limits.max_tokens, self.context_length)
-
-    @property
-    def request_id(self) -> str:
-        return self.start.request_id
 
     @property
     def pending(self) -> int:

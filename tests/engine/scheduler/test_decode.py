@@ -6,16 +6,16 @@ import pytest
 from pdcore.engine.messages import Start
 from pdcore.engine.scheduler.decode import DecodeScheduler
 from pdcore.engine.scheduler.plan import Admit
-from pdcore.engine.transfer.orders import PrefillGroup
+from tests.engine.scheduler import simulation
 from tests.engine.scheduler.simulation import STOP_TOKEN, Simulation, groups, limits
-from tests.engine.scheduler.simulation import start as bare
+from tests.engine.scheduler.world import prefill
 
 pytestmark = pytest.mark.unit
 
 
-def start(name: str, prompt: int = 5, *, peer: str = "p0", **kwargs: int) -> Start:
-    group = PrefillGroup(instance_id=peer, incarnation="i1", dp=0, dp_size=1, cp_size=1, tp_size=1, ranks=())
-    return msgspec.structs.replace(bare(name, prompt, **kwargs), prefill=group)
+def start(name: str, prompt: int = 5, *, room: int, max_tokens: int = 4, remaining_ms: int = 60_000) -> Start:
+    bare = simulation.start(name, prompt, room=room, max_tokens=max_tokens, remaining_ms=remaining_ms)
+    return msgspec.structs.replace(bare, prefill=prefill("p0"))
 
 
 class Decode:
