@@ -15,7 +15,7 @@ import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -26,6 +26,7 @@ from pdcore.config import EngineConfig
 from pdcore.engine.app import create_app
 from pdcore.engine.bootstrap import bootstrap_app, rooms_of
 from pdcore.engine.dispatch import Dispatch
+from pdcore.engine.ending import OK, RANK_DIED, REFUSED, SUPERSEDED, TERMINATED, Ending
 from pdcore.engine.generation import Engine
 from pdcore.engine.local_ranks import LocalRanks, Machine, how
 from pdcore.engine.meeting import open_meeting
@@ -50,12 +51,7 @@ from pdcore.registry.registrar_messages import RegistrarSpec
 from pdcore.registry.registration import Registration
 from pdcore.registry.store import Store
 from pdcore.topology.keys import Keyspace, RankPosition
-from pdcore.topology.records import DepartureReason, Role, State
-
-OK: Final = 0
-REFUSED: Final = 2
-SUPERSEDED: Final = 3
-RANK_DIED: Final = 70
+from pdcore.topology.records import Role, State
 
 FIRST_STATUS_S: Final = 1.0
 STATUS_EVERY_S: Final = 5.0
@@ -63,22 +59,6 @@ LAST_WORDS_S: Final = 1.0
 PEER_ROLES: Final[Mapping[Role, tuple[Role, ...]]] = {"prefill": (), "decode": ("prefill",), "unified": ()}
 
 log = telemetry.logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """Why the process ends, with which status, and what its departure record says (None: nothing).
-
-    ``refused`` is what a person still has to be told; a rank that refuses to start has told them itself.
-    """
-
-    status: int
-    why: str
-    departure: DepartureReason | None = "left"
-    refused: ConfigError | None = None
-
-
-TERMINATED: Final = Ending(status=OK, why="told to end")
 
 
 async def run(
