@@ -34,8 +34,12 @@ def _table(settings: Iterable[Setting]) -> str:
 
 def _row(setting: Setting) -> str:
     default = "" if setting.default is None else f"`{setting.default}`"
-    flag = "" if setting.secret else f"`{setting.flag}`"
-    return f"| {flag} | `{setting.variable}` | {default} | {setting.help} |"
+    flags = "" if setting.secret else _named(setting.flags)
+    return f"| {flags} | {_named(setting.variables)} | {default} | {setting.help} |"
+
+
+def _named(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ A setting added to a table shows up in ``--help``, the environment and the file 
 from pdcore.config.cache import cache_directory, demo_model_directory
 from pdcore.config.engine import ENGINE, EngineConfig
 from pdcore.config.facade import FACADE, FacadeConfig
-from pdcore.config.loading import CONFIG_FILE, SECTIONS, load, options
+from pdcore.config.file import CONFIG_FILE
+from pdcore.config.loading import SECTIONS, load, options
 from pdcore.config.process import COMMON, LISTEN, CommonConfig, ListenConfig
 from pdcore.config.router import ROUTER, RouterConfig
 from pdcore.config.setting import Setting

@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import Final
 
 from pdcore.config.process import COMMON, LISTEN, ListenConfig
-from pdcore.config.setting import Setting, curve_secret, flag, host_and_port, integer, name, one_of, path, text
+from pdcore.config.setting import (
+    Setting,
+    curve_secret,
+    flag,
+    host_and_port,
+    integer,
+    name,
+    one_of,
+    path,
+    text,
+)
 
 ENGINE: Final = (
     *COMMON,

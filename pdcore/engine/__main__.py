@@ -1,4 +1,7 @@
-"""``python -m pdcore.engine --role prefill|decode|unified``: one engine instance, this process being its leader."""
+"""``python -m pdcore.engine --role prefill|decode|unified``: one engine instance, this process being its leader.
+
+With ``--node-rank`` above 0 it is a follower parent: the ranks of another machine of that instance.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,24 @@ from collections.abc import Mapping, Sequence
 import click
 import uvloop
 
-from pdcore.config import ENGINE, EngineConfig, demo_model_directory, load, options
+from pdcore import telemetry
+from pdcore.config import ENGINE, EngineConfig, options
+from pdcore.config.loading import Default
 from pdcore.errors import ConfigError
 
 try:
-    from pdcore.engine import leader
+    from pdcore.engine import follower_parent, leader
+    from pdcore.engine.ending import REFUSED
     from pdcore.engine.rank_process import RANK_COMMAND
+    from pdcore.engine.settings import read_settings
 except ModuleNotFoundError as missing:
     if (missing.name or "").startswith("pdcore"):
         raise
     remedy = "engines need the extra: pip install 'pdcore[engine]'"
     click.echo(f"pdcore.engine: the package {missing.name} is not installed; {remedy}", err=True)
     sys.exit(2)
+
+log = telemetry.logger(__name__)
 
 
 @click.command(help=__doc__)
@@ -30,22 +39,29 @@ def main(**flags: str | None) -> None:
     sys.exit(serve(flags))
 
 
-def serve(flags: Mapping[str, str | None], rank_command: Sequence[str] = RANK_COMMAND) -> int:
-    """Be a leader with these flags; the exit status. What cannot work is one line on standard error."""
-    demo = demo_model_directory()
+def serve(
+    flags: Mapping[str, str | None],
+    rank_command: Sequence[str] = RANK_COMMAND,
+    defaults: Mapping[str, Default] | None = None,
+) -> int:
+    """Be a leader, or a follower parent, with these flags; the exit status. What cannot work is one line on standard error."""
+    ignored: list[str] = []
     try:
-        config = load(
-            EngineConfig,
-            ENGINE,
-            flags,
-            section="engine",
-            defaults={"model": str(demo) if demo.is_dir() else None},
-        )
+        config = read_settings(flags, defaults=defaults, ignored=ignored)
+        _say_ignored(config, ignored)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(leader.run(config, rank_command=rank_command))
+            parent = follower_parent.run if config.node_rank else leader.run
+            return runner.run(parent(config, rank_command=rank_command))
     except ConfigError as wrong:
         click.echo(f"pdcore.engine: {wrong}", err=True)
-        return leader.REFUSED
+        return REFUSED
+
+
+def _say_ignored(config: EngineConfig, keys: Sequence[str]) -> None:
+    """One line, so that nobody believes in a switch that does nothing."""
+    if keys:
+        telemetry.configure(config.log_format, config.log_level, role=config.role)
+        log.info("settings ignored", why="known keys of the file that are not used", keys=",".join(keys))
 
 
 if __name__ == "__main__":
