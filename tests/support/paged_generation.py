@@ -7,22 +7,33 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pdcore.engine import device
+from pdcore.engine.collective import Groups
 from pdcore.engine.kv.pool import KvPool, bytes_needed
 from pdcore.engine.model import loader
 from pdcore.engine.model.config import ModelConfig
 from pdcore.engine.model.runner import ModelRunner, Slice
+from pdcore.engine.model.shard import Shard
 
 BLOCK_SIZE = 8
 
 
 class PagedModel:
-    """A model on the CPU with a pool whose untouched memory is NaN, so that reading any of it shows."""
+    """A model, or the shard of one rank of ``groups``, on the CPU.
 
-    def __init__(self, directory: Path, *, blocks: int = 256, dtype: str = "float32") -> None:
+    Untouched memory of its pool is NaN, so that reading any of it shows. Ranks hand out the same blocks.
+    """
+
+    def __init__(
+        self, directory: Path, *, blocks: int = 256, dtype: str = "float32", groups: Groups | None = None
+    ) -> None:
+        groups = groups or Groups.single()
         self.config = ModelConfig.from_directory(directory)
-        layout = self.config.kv_layout(BLOCK_SIZE, dtype)
-        self.runner = ModelRunner(loader.load(directory, self.config, device.select("cpu"), dtype))
-        self.pool = KvPool(layout, blocks, bytearray(b"\xff" * bytes_needed(layout, blocks)))
+        shard = Shard(tp=groups.tp.rank, tp_size=groups.tp.size)
+        layout = self.config.kv_layout(BLOCK_SIZE, dtype).shard(shard.tp_size, shard.tp)
+        model = loader.load(directory, self.config, device.select("cpu"), dtype, shard=shard)
+        self.runner = ModelRunner(model, groups)
+        self.memory = bytearray(b"\xff" * bytes_needed(layout, blocks))
+        self.pool = KvPool(layout, blocks, self.memory)
         self._free = list(range(blocks))
         random.Random(7).shuffle(self._free)
 
