@@ -11,9 +11,10 @@ loop. What a request's reader has not taken yet is merged, so it holds at most o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Self
 
 import msgspec
@@ -54,14 +55,16 @@ class Delivery:
 
 
 class Reply:
-    """One request's answers. One reader; :meth:`next` waits, everything else is the dispatch's."""
+    """One request's answers. One reader, who calls :meth:`next` and :meth:`leave`; the rest is the dispatch's."""
 
-    def __init__(self, start: Start, rank: RankPosition) -> None:
+    def __init__(self, start: Start, rank: RankPosition, abort: Callable[[], None]) -> None:
         self.start = start
         self.rank = rank
+        self._abort = abort
         self._token_ids: list[int] = []
         self._finish_reason: str | None = None
         self._handed_off = False
+        self._left = False
         self._error: ApiError | None = None
         self._news = asyncio.Event()
 
@@ -85,6 +88,12 @@ class Reply:
         if self._error is not None:
             self._news.set()
         return delivery
+
+    def leave(self) -> None:
+        """The reader has all it wants: a rank that still works on it is told, once."""
+        if not self.ended and not self._left:
+            self._left = True
+            self._abort()
 
     def add(self, token_ids: Sequence[int], finish_reason: str | None) -> None:
         """Merge an output into what is not taken yet."""
@@ -204,7 +213,7 @@ class Dispatch:
         ApiError when the instance holds all it may, the room is taken, or the rank cannot be reached.
         """
         self._admit(start)
-        reply = Reply(start, rank)
+        reply = Reply(start, rank, partial(self._abort, start.request_id, rank))
         if not self._send(rank, start):
             raise ApiError("backend_unavailable", f"rank {rank} takes no requests now", retry_after_s=1)
         self._replies[start.request_id] = reply
@@ -215,8 +224,7 @@ class Dispatch:
         finally:
             self._replies.pop(start.request_id, None)
             self._rooms.discard(start.room)
-            if not reply.ended and not self._send(rank, Abort(request_id=start.request_id)):
-                self._unsent[start.request_id] = rank
+            reply.leave()
 
     def fail_all(self, code: ErrorCode, message: str) -> int:
         """End every request with an error; how many there were."""
@@ -313,11 +321,14 @@ class Dispatch:
             case EndPeer() | Restart():
                 self._wishes.put_nowait(message)
 
+    def _abort(self, request_id: str, rank: RankPosition) -> None:
+        if not self._send(rank, Abort(request_id=request_id)):
+            self._unsent[request_id] = rank
+
     def _resend_aborts(self) -> None:
         waiting, self._unsent = self._unsent, {}
         for request_id, rank in waiting.items():
-            if not self._send(rank, Abort(request_id=request_id)):
-                self._unsent[request_id] = rank
+            self._abort(request_id, rank)
 
     def _note_garbled(self, what: str) -> None:
         self._garbled += 1

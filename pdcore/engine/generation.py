@@ -189,10 +189,12 @@ async def whole(
 
 
 async def _pieces(job: Job, reply: Reply) -> AsyncIterator[Piece]:
-    """Pieces up to and including the one with a finish reason."""
+    """Pieces up to and including the one with a finish reason; by then the rank works on it no longer."""
     while True:
         delivery = await reply.next()
         piece = job.transcript.push(delivery.token_ids, delivery.finish_reason)
+        if piece.finish_reason is not None:
+            reply.leave()  # a stop string, which only the text shows; the client may be slow to read the rest
         yield piece
         if piece.finish_reason is not None:
             return

@@ -79,6 +79,11 @@ _FIRST_DECIDES: Final[dict[LegEvent, Effect]] = {
 }
 
 
+_KEPT: Final[frozenset[ErrorCode]] = frozenset(
+    {"prefill_failed", "decode_failed", "abort_oom", "preempted_oom"}
+)
+"""Engine codes that a client meets as they are."""
+
 _NOT_EXECUTED: Final = frozenset({"refused", "not_now", "unreachable", "connect_expired"})
 
 
@@ -167,15 +172,15 @@ def api_error(failure: LegFailure) -> ApiError:
 
 
 def _code(failure: LegFailure) -> ErrorCode:
+    code = failure.engine_code
     if failure.event in ("deadline", "expired"):
         return "deadline_exceeded"
+    if code in _KEPT:
+        return code
     if failure.event in _NOT_EXECUTED:
         return "rate_limited" if failure.status == 429 else "backend_unavailable"
     if failure.event == "client_fault":
-        return failure.engine_code or "invalid_request"
-    code = failure.engine_code
-    if code in ("prefill_failed", "decode_failed"):
-        return code
+        return code or "invalid_request"
     return "prefill_failed" if failure.leg == "prefill" else "decode_failed"
 
 

@@ -88,6 +88,22 @@ async def test_leaving_early_aborts_and_later_outputs_are_nobodys(dispatch: Disp
         assert (await again.next()).token_ids == (2,)
 
 
+async def test_a_reader_that_has_enough_need_not_be_done_to_end_the_ranks_work(
+    dispatch: Dispatch, rank: FakeRank
+) -> None:
+    with dispatch.open(start("a"), RANK) as reply:
+        await rank.say(step("a", [1], None))
+        await reply.next()
+        reply.leave()
+        assert (await rank.wait_for(Abort)).request_id == "a"
+        reply.leave()
+    with dispatch.open(start("b"), RANK) as reply:
+        await rank.say(step("b", [1], "stop"))
+        await reply.next()
+        reply.leave()
+    assert [m.request_id for m in rank.received if isinstance(m, Abort)] == ["a"]
+
+
 async def test_cancelling_the_reader_aborts(dispatch: Dispatch, rank: FakeRank) -> None:
     async def read() -> None:
         with dispatch.open(start("a"), RANK) as reply:

@@ -103,6 +103,8 @@ def test_each_status_is_one_event(status: int, event: Failure | None) -> None:
         (LegFailure("decode", "garbage", "x"), 502, "decode_failed"),
         (LegFailure("decode", "failed", "x", engine_error={"code": "prefill_failed"}), 502, "prefill_failed"),
         (LegFailure("decode", "failed", "x", engine_error={"code": "made up"}), 502, "decode_failed"),
+        (LegFailure("decode", "failed", "x", engine_error={"code": "abort_oom"}), 502, "abort_oom"),
+        (LegFailure("decode", "not_now", "x", engine_error={"code": "preempted_oom"}), 503, "preempted_oom"),
         (LegFailure("decode", "deadline", "x"), 504, "deadline_exceeded"),
         (LegFailure("prefill", "expired", "x", status=504), 504, "deadline_exceeded"),
         (LegFailure("decode", "unreachable", "x"), 503, "backend_unavailable"),
@@ -145,6 +147,7 @@ def test_retry_after_is_the_engines_or_one_second() -> None:
     ("code", "event"),
     [
         *(("decode_failed", "failed"), ("deadline_exceeded", "expired"), ("invalid_request", "client_fault")),
+        *(("abort_oom", "failed"), ("preempted_oom", "not_now")),
         *(("peer_backlog", "not_now"), ("nonsense", "failed"), (None, "failed")),
     ],
 )
