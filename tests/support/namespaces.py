@@ -35,6 +35,17 @@ class Machine:
         _ip("-n", self.name, "link", "set", self.plug, "down")
 
 
+@dataclass(frozen=True, slots=True)
+class LoneMachine:
+    """A machine with nothing but loopback. ``run`` before a command runs it there."""
+
+    name: str
+
+    @property
+    def run(self) -> tuple[str, ...]:
+        return ("ip", "netns", "exec", self.name)
+
+
 def require_namespaces() -> None:
     """Skip the test, with the reason, where this user and kernel allow no network namespaces."""
     if shutil.which("ip") is None:
@@ -69,6 +80,18 @@ def a_machine() -> Iterator[Machine]:
         yield Machine(name, address, host, plug)
     finally:
         _ip("netns", "del", name)  # the cable goes with it
+
+
+@contextmanager
+def a_machine_alone() -> Iterator[LoneMachine]:
+    """A namespace whose only interface is loopback: what listens everywhere there is reached by nobody else."""
+    name = f"pdcore-{secrets.token_hex(3)}"
+    _ip("netns", "add", name)
+    try:
+        _ip("-n", name, "link", "set", "lo", "up")
+        yield LoneMachine(name)
+    finally:
+        _ip("netns", "del", name)
 
 
 def _ip(*arguments: str) -> None:

@@ -123,8 +123,8 @@ class TcpSender:
         }
 
     def about(self, token: bytes) -> Mapping[str, str | int]:
-        """What the offer of a live link says beside its size."""
-        return self._link(token).offer.about
+        """What the offer of a link that is not released says beside its size."""
+        return self._links[token].offer.about
 
     def pollables(self) -> list[int]:
         """One epoll descriptor for listener, guests and links."""
@@ -170,9 +170,13 @@ class TcpSender:
         """None: a write waits for decode's ack."""
         return 0
 
+    def check(self, token: bytes) -> None:
+        """``PeerGone`` unless the link lives."""
+        self._link(token)
+
     def ring(self, token: bytes, seq: int) -> bool:
         """Decode's end rings by itself when it has read a record."""
-        self._link(token)
+        self.check(token)
         return True
 
     def bell(self, token: bytes, seq: int) -> bool:

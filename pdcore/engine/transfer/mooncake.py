@@ -1,0 +1,78 @@
+"""``mooncake``: a library's engine, over TCP, RDMA or Ascend links. Only when asked for.
+
+It listens on two ports of every interface and lets in whoever comes, so over TCP it belongs on a network of its own.
+Memory is announced over a link of ours (``tcp_link``), on which bells ring and whose end tells decode that the peer is
+gone; nothing is written over it.
+
+Fence: the library looks at no seq, so a revoke proves nothing, and a write that it reported as failed may land later
+(measured). What a dead peer sent is in decode's own sockets at most, and is read or given up within the library's
+timeout: ``Lost`` comes that long after the link's end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pdcore.clock import Clock, SystemClock
+from pdcore.engine.transfer.engine import EngineCaps
+from pdcore.engine.transfer.memory import Region
+from pdcore.engine.transfer.mooncake_library import Engine
+from pdcore.engine.transfer.mooncake_receiver import MooncakeReceiver
+from pdcore.engine.transfer.mooncake_sender import MooncakeSender
+from pdcore.engine.transfer.tcp_sender import TcpSender
+
+NAME: Final = "mooncake"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MooncakeEngine:
+    """See :class:`pdcore.engine.transfer.engine.TransferEngine`.
+
+    ``protocol`` tcp, rdma or ascend; ``device`` is the library's own word for which of them (empty: its choice).
+    ``timeout_s`` is the library's, at least 5.
+    """
+
+    bind_ip: str
+    protocol: str = "tcp"
+    device: str = ""
+    secret: bytes = field(default=b"", repr=False)
+    timeout_s: int = 5
+    clock: Clock = field(default_factory=SystemClock)
+
+    @property
+    def name(self) -> str:
+        """How compat and endpoints call it."""
+        return NAME
+
+    @property
+    def caps(self) -> EngineCaps:
+        """Nobody looks at what arrives; the bell comes over our own link."""
+        return EngineCaps(cross_host=True, can_revoke=False, requires_doorbell=True)
+
+    def receiver(self, region: Region) -> MooncakeReceiver:
+        """Decode's end."""
+        return MooncakeReceiver(
+            region,
+            name=NAME,
+            engine=self._engine(),
+            secret=self.secret,
+            timeout_s=self.timeout_s,
+            clock=self.clock,
+        )
+
+    def sender(self, source: memoryview, runtime_dir: Path) -> MooncakeSender:
+        """Prefill's end."""
+        control = TcpSender(
+            source,
+            name=NAME,
+            bind_ip=self.bind_ip,
+            secret=self.secret,
+            timeout_s=float(self.timeout_s),
+            clock=self.clock,
+        )
+        return MooncakeSender(source, control=control, engine=self._engine(), clock=self.clock)
+
+    def _engine(self) -> Engine:
+        return Engine(self.bind_ip, self.protocol, self.device, self.timeout_s)

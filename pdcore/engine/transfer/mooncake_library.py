@@ -1,0 +1,111 @@
+"""The ``mooncake`` package, an extra: imported only when it is asked for, and with the traps of its interface covered.
+
+It reads its settings from the environment, when it is first used. Return codes: 0 is success, everything else is not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+from typing import Final, Protocol, cast
+
+from pdcore.errors import ConfigError
+
+PROTOCOLS: Final = ("tcp", "rdma", "ascend")
+SHORTEST_TIMEOUT_S: Final = 5
+_EXTRA: Final = {"tcp": "mooncake", "rdma": "mooncake", "ascend": "ascend"}
+
+
+class Library(Protocol):
+    """``mooncake.engine.TransferEngine`` as far as it is used. Addresses are those of this process, or the peer's."""
+
+    def initialize(self, host: str, metadata: str, protocol: str, device: str) -> int: ...
+
+    def get_rpc_port(self) -> int: ...
+
+    def register_memory(self, address: int, nbytes: int) -> int: ...
+
+    def unregister_memory(self, address: int) -> int: ...
+
+    def batch_transfer_sync_write(
+        self, session: str, sources: list[int], targets: list[int], lengths: list[int]
+    ) -> int: ...
+
+
+def load(protocol: str, timeout_s: int) -> Library:
+    """An engine that is not initialized. ``ConfigError`` when the package cannot be imported, in one sentence."""
+    settings = {"MC_TRANSFER_TIMEOUT": str(max(SHORTEST_TIMEOUT_S, timeout_s))}
+    if protocol == "tcp":
+        # Without the first it looks for RDMA devices; without the others a batch takes four times as long.
+        settings |= {
+            "MC_FORCE_TCP": "1",
+            "MC_TCP_ENABLE_CONNECTION_POOL": "1",
+            "MC_TCP_SLICE_SIZE": str(1 << 20),
+        }
+    os.environ.update(settings)
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+    try:
+        module = importlib.import_module("mooncake.engine")
+    except ImportError as error:
+        raise ConfigError(_why(protocol, error)) from error
+    return cast(Library, module.TransferEngine())
+
+
+class Engine:
+    """An initialized library, by ``with``, and what is registered with it."""
+
+    def __init__(self, host: str, protocol: str, device: str, timeout_s: int) -> None:
+        self._where = (host, protocol, device)
+        self._timeout_s = timeout_s
+        self._registered: list[int] = []
+        self._lock = threading.Lock()
+        self._library: Library | None = None
+
+    def open(self) -> None:
+        """Load and initialize; ``ConfigError`` when that fails."""
+        host, protocol, device = self._where
+        self._library = load(protocol, self._timeout_s)
+        status = self._library.initialize(host, "P2PHANDSHAKE", protocol, device)
+        if status != 0:
+            raise ConfigError(
+                f"mooncake cannot start with protocol {protocol} on {host}: it answered {status}"
+            )
+
+    def close(self) -> None:
+        """Forget all memory; the library ends with its last reference."""
+        library, self._library = self._library, None
+        if library is not None:
+            for address in self._registered:
+                library.unregister_memory(address)
+
+    @property
+    def session(self) -> str:
+        """How peers call us; known only now."""
+        return f"{self._where[0]}:{self._opened.get_rpc_port()}"
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Let the library read and write there; ``ConfigError`` when it will not."""
+        status = self._opened.register_memory(address, nbytes)
+        if status != 0:
+            raise ConfigError(f"mooncake cannot register {nbytes} bytes of memory: it answered {status}")
+        with self._lock:
+            self._registered.append(address)
+
+    def write(self, session: str, sources: list[int], targets: list[int], lengths: list[int]) -> bool:
+        """Copy every row and wait; False when the library reports a failure, after which bytes may still land."""
+        return self._opened.batch_transfer_sync_write(session, sources, targets, lengths) == 0
+
+    @property
+    def _opened(self) -> Library:
+        if self._library is None:
+            raise RuntimeError("the engine is not open")
+        return self._library
+
+
+def _why(protocol: str, error: ImportError) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f"--transfer-engine mooncake needs a package that is not here: pip install 'pdcore[{_EXTRA[protocol]}]'"
+    if "libibverbs" in str(error):
+        return "--transfer-engine mooncake needs libibverbs.so.1: apt-get install --no-install-recommends libibverbs1"
+    return f"--transfer-engine mooncake cannot be loaded: {error}"
