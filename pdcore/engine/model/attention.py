@@ -108,13 +108,15 @@ class AttentionPlan:
 
 def plan(batch: Sequence[Span], pool: KvPool, device: torch.device, cp: Group = ALONE) -> AttentionPlan:
     """Decide this rank's rows and prepare every index and mask; ValueError for a block table that is too short."""
-    for span in batch:
-        if span.start + len(span) > len(span.block_table) * pool.shape.block_size:
-            raise ValueError(f"{span.start + len(span)} tokens do not fit {len(span.block_table)} KV blocks")
-    single = sorted((i for i, span in enumerate(batch) if len(span) == 1), key=lambda i: -batch[i].start)
-    whole = [i for i, span in enumerate(batch) if len(span) != 1 and not is_shared(len(span), cp.size)]
-    shared = [i for i, span in enumerate(batch) if is_shared(len(span), cp.size)]
-    alone = [Run(i, 0, len(batch[i])) for i in (*single, *whole)]
+    counts = [len(span) for span in batch]
+    for span, count in zip(batch, counts, strict=True):
+        if span.start + count > len(span.block_table) * pool.shape.block_size:
+            raise ValueError(f"{span.start + count} tokens do not fit {len(span.block_table)} KV blocks")
+    single = sorted((i for i, count in enumerate(counts) if count == 1), key=lambda i: -batch[i].start)
+    several = [i for i, count in enumerate(counts) if count != 1]
+    shared = [i for i in several if is_shared(counts[i], cp.size)]
+    whole = [i for i in several if not is_shared(counts[i], cp.size)]
+    alone = [Run(i, 0, counts[i]) for i in (*single, *whole)]
     pieces_of = [_pieces(batch, shared, cp.size, rank) for rank in range(cp.size)]
     runs = (*alone, *pieces_of[cp.rank])
     begins = list(accumulate((len(run) for run in runs), initial=0))

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from pdcore.engine.messages import Sampling
+from pdcore.engine.transfer.orders import FirstLogprobs
 
 GREEDY_BELOW: Final = 1e-5
 CANDIDATES: Final = 1024
@@ -49,6 +50,20 @@ def sample(logits: Tensor, params: Sequence[Sampling], positions: Sequence[int])
     for i, token in zip(drawn, tokens, strict=True):
         chosen[i] = token
     return chosen
+
+
+@torch.inference_mode()
+def log_probabilities(logits: Tensor, token: int, top: int) -> FirstLogprobs:
+    """What ``token`` and the ``top`` best tokens had in a row of ``logits`` (``[vocab]``), before any limit.
+
+    Temperature, top-k and top-p do not change what is reported. Natural logarithms; the best token first.
+    """
+    every = logits.double().log_softmax(dim=-1)
+    best = every.topk(min(top, every.shape[0]))
+    return FirstLogprobs(
+        logprob=float(every[token]),
+        top=tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)),
+    )
 
 
 def uniform(seed: int, position: int) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from pdcore.engine.messages import Sampling
 from pdcore.engine.model import sampling
-from pdcore.engine.model.sampling import sample, uniform
+from pdcore.engine.model.sampling import log_probabilities, sample, uniform
 
 pytestmark = pytest.mark.unit
 
@@ -98,6 +100,19 @@ def test_noise_is_at_least_0_and_below_1(seed: int, position: int) -> None:
 def test_the_scheme_itself_is_pinned() -> None:
     """Every process and every version must draw the same: a request may move to another instance at any token."""
     assert [uniform(0, 0), uniform(1, 2)] == [0.0564663990004608, 0.6434025071674214]
+
+
+def test_log_probabilities_are_those_of_the_whole_distribution_best_first() -> None:
+    row = logits(1, 20)[0]
+    every = row.double().log_softmax(dim=0)
+    told = log_probabilities(row, 3, 4)
+    assert told.logprob == pytest.approx(float(every[3]))
+    assert [token for token, _ in told.top] == row.topk(4).indices.tolist()
+    assert [value for _, value in told.top] == pytest.approx(
+        row.double().log_softmax(dim=0).topk(4).values.tolist()
+    )
+    assert log_probabilities(row, 3, 0).top == ()
+    assert sum(math.exp(value) for _, value in log_probabilities(row, 3, 100).top) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("temperature", [1e-46, 1e-308, 5e-324, 1e-38, 1e-6, 1e-5, 1e-4])
