@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 from pdcore import __version__
-from pdcore.cli import cluster, doctor, events, instance, topology
+from pdcore.cli import cluster, doctor, events, instance, serve, topology
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -27,6 +27,7 @@ def main() -> None:
       python -m pdcore.router
       python -m pdcore.engine --role prefill
       python -m pdcore.engine --role decode
+    With the mission's YAML files, lists of machines and flags: pdcore serve
 
     Each setting is a flag, an environment variable (PDCORE_…) or a line in pdcore.toml; see --help of each command.
     """
@@ -36,6 +37,7 @@ for command in (
     cluster.up,
     cluster.demo,
     cluster.demo_model,
+    serve.serve,
     topology.topology,
     events.events,
     instance.instance,
