@@ -10,6 +10,7 @@ from pdcore.engine.messages import Ready
 from pdcore.engine.placement import Placement
 from pdcore.errors import ConfigError
 from pdcore.topology.codec import compat_from
+from pdcore.topology.compat import own_problems
 from pdcore.topology.keys import RankPosition
 from pdcore.topology.orders import DRAINED
 from pdcore.topology.records import InstanceRecord, Json, RankRecord, Role, State
@@ -40,12 +41,12 @@ class Identity:
 
 
 def instance_record(identity: Identity, ready: Mapping[RankPosition, Ready], state: State) -> InstanceRecord:
-    """The instance's record. ConfigError, field by field, when its ranks do not serve the same."""
+    """The instance's record. ConfigError, field by field, when its ranks do not serve the same, or cannot in such number."""
     wrong = disagreements(identity, ready)
     if wrong:
         raise ConfigError(*wrong)
     first = ready[min(ready)]
-    return InstanceRecord(
+    record = InstanceRecord(
         incarnation=identity.incarnation,
         role=identity.role,
         group="",
@@ -68,6 +69,10 @@ def instance_record(identity: Identity, ready: Mapping[RankPosition, Ready], sta
         state=state,
         extra=identity.extra,
     )
+    wrong = own_problems(record)
+    if wrong:
+        raise ConfigError(*wrong)
+    return record
 
 
 def disagreements(identity: Identity, ready: Mapping[RankPosition, Ready]) -> tuple[str, ...]:

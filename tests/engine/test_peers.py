@@ -249,6 +249,17 @@ def test_a_record_counts_what_its_ranks_said() -> None:
     assert (record.bootstrap_host, record.bootstrap_port) == ("127.0.0.1", 18800)
 
 
+def test_an_instance_of_sizes_that_no_peer_could_take_is_not_registered() -> None:
+    positions = ready(*(RankPosition(0, cp, tp) for cp in range(2) for tp in range(5)))
+    with pytest.raises(ConfigError) as caught:
+        instance_record(identity("decode"), positions, "starting")
+    heads = READY.compat["kv_heads"]
+    assert caught.value.problems == (
+        "cp_size: decode has 2, only 1 can be served",
+        f"tp_size: decode has 5 ranks for {heads} KV heads: neither divides the other",
+    )
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("kv_dtype", "bfloat16"), ("block_sizes", [16, 32]), ("layout", 2), ("wire", 9), ("kv_layout", "other")],
