@@ -6,7 +6,7 @@ or for ``LONGEST_OVERTAKEN_S``, is *aged*: it comes first and holds the line, no
 nobody while that would not help, because what it lacks is stuck with a peer.
 
 Requests of different peers wait in different lanes: what does not fit its peer's share is overtaken only by those of
-the same lane, and closes or holds no other. Those that gave their blocks back come last. A pass looks at the first ``LOOK_AHEAD`` of each lane, which bounds what it costs.
+the same lane, and closes or holds no other. Those that gave their blocks back come last. A pass ends in a lane when it passed over ``LOOK_AHEAD``, which bounds what it costs.
 """
 
 from __future__ import annotations
@@ -165,7 +165,11 @@ class Line:
 
 
 def _while_open(peer: Peer | None, lane: _Waitings, closed: set[Peer | None]) -> Iterator[_Waiting]:
-    for waiting in tuple(islice(lane.values(), LOOK_AHEAD)):
-        if peer in closed:
-            return
-        yield waiting
+    """A lane in order until it is closed or ``LOOK_AHEAD`` were passed over; those who enter leave it meanwhile."""
+    passed = 0
+    while ahead := tuple(islice(lane.values(), passed, LOOK_AHEAD)):
+        for waiting in ahead:
+            if peer in closed:
+                return
+            yield waiting
+            passed += waiting.request.request_id in lane

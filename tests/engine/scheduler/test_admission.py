@@ -147,6 +147,14 @@ def test_a_deep_line_is_looked_at_only_so_far() -> None:
     world.settle()
 
 
+def test_everybody_who_fits_enters_at_once() -> None:
+    world = World("unified", blocks=500, limits=limits(max_batch=200))
+    for _ in range(150):
+        world.arrive(2, 3)
+    world.step()
+    assert len(admitted(world)) == 150
+
+
 # peers
 
 

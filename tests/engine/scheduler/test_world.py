@@ -190,7 +190,7 @@ def test_moves_that_are_not_in_the_table_are_refused() -> None:
 )
 def test_two_hundred_mixed_requests_finish_in_eight_blocks(role: Role, block_sizes: tuple[int, ...]) -> None:
     dice = random.Random(5)
-    world = World(role, block_sizes=block_sizes, limits=limits(max_batch=8, reserved_tokens=4))
+    world = World(role, block_sizes=block_sizes, limits=limits(max_batch=8, peer_share=0.25, total_share=0.5))
     capacity = world.blocks.tokens
     too_large = set()
     for _ in range(200):
