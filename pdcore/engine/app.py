@@ -37,6 +37,7 @@ def create_app(engine: Engine) -> Starlette:
     routes = [
         Route("/health", about.health, methods=["GET"]),
         Route("/ready", about.ready, methods=["GET"]),
+        Route("/drain", about.drain, methods=["POST"]),
         Route("/metrics", about.metrics, methods=["GET"]),
         Route("/leader", about.leader, methods=["GET"]),
         Route("/v1/models", about.models, methods=["GET"]),
@@ -51,12 +52,18 @@ class _About:
         self._created = int(engine.clock.wall())
 
     async def health(self, request: Request) -> Response:
-        status, document = self._engine.state.health()
+        status, document = self._engine.state.health(self._engine.trouble())
         return _json(document, status)
 
     async def ready(self, request: Request) -> Response:
         status, document = self._engine.state.readiness()
         return _json(document, status)
+
+    async def drain(self, request: Request) -> Response:
+        """Stop taking requests; what is in flight goes on, and this process too."""
+        self._engine.drain()
+        state = self._engine.state
+        return _json({"status": "draining", "in_flight": state.in_flight}, 202)
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._engine.metrics.text(), media_type=metrics.CONTENT_TYPE)

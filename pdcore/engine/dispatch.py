@@ -124,11 +124,21 @@ class DispatchStatistics:
 
 
 class Dispatch:
-    """Use as ``with Dispatch(...)`` inside a running loop; ``address`` is bound on entering."""
+    """Use as ``with Dispatch(...)`` inside a running loop; ``address`` is bound on entering.
+
+    ``heard`` is called with everything a rank says of itself. With ``secret`` only those who know it are ranks.
+    """
 
     def __init__(
-        self, address: str, ranks: Sequence[RankPosition], *, max_held: int, secret: str | None = None
+        self,
+        address: str,
+        ranks: Sequence[RankPosition],
+        *,
+        max_held: int,
+        heard: Callable[[RankPosition, Stats], None] | None = None,
+        secret: str | None = None,
     ) -> None:
+        self._heard = heard
         self._address = address
         self._secret = secret
         self._ranks = {str(rank).encode(): rank for rank in ranks}
@@ -315,6 +325,8 @@ class Dispatch:
                     reply.fail(code, sentence)
             case Stats():
                 self._stats[rank] = message
+                if self._heard is not None:
+                    self._heard(rank, message)
             case Ready():
                 self._ready[rank] = message
                 self._changed.set()

@@ -18,13 +18,14 @@ RANK_DIED: Final = 70
 class Ending:
     """Why the process ends, with which status, and what its departure record says (None: nothing).
 
-    ``refused`` is what a person still has to be told; a rank that refuses to start has told them itself.
+    ``drains``: first refuse new requests and let those in flight finish. ``refused`` is what a person still has to be told; a rank that refuses to start has told them itself.
     """
 
     status: int
     why: str
     departure: DepartureReason | None = "left"
+    drains: bool = False
     refused: ConfigError | None = None
 
 
-TERMINATED: Final = Ending(status=OK, why="told to end")
+TERMINATED: Final = Ending(status=OK, why="the process was told to end", drains=True)

@@ -22,6 +22,7 @@ from msgspec import MsgspecError
 from pdcore import telemetry
 from pdcore.clock import Clock, SystemClock
 from pdcore.config import EngineConfig
+from pdcore.engine.departure import wait_departed
 from pdcore.engine.ending import OK, RANK_DIED, REFUSED, SUPERSEDED, Ending
 from pdcore.engine.local_ranks import LocalRanks, Machine, how
 from pdcore.engine.parents import Ended, LeaderLine, ParentLost
@@ -40,13 +41,10 @@ from pdcore.registry.registration import Registration
 from pdcore.registry.store import Store
 from pdcore.topology.keys import Keyspace, RankPosition
 from pdcore.topology.records import DepartureReason
-from pdcore.topology.topology import Topology
 
 LOOK_EVERY_S: Final = 0.5
 SAY_EVERY_S: Final = 5.0
 ASK_S: Final = 2.0
-FOREVER_S: Final = 3600.0
-_ENDS: Final = frozenset({"died", "left", "drained", "ordered"})
 
 log = telemetry.logger(__name__)
 
@@ -180,23 +178,9 @@ class FollowerParent:
 
     async def _watch_departure(self, follower: Follower, incarnation: str) -> None:
         """The keyspace hears of the leader's death first."""
-        instance_id = self._config.instance_id
-
-        def gone(seen: Topology) -> bool:
-            departed = seen.departures.get(instance_id or "")
-            return (
-                departed is not None
-                and departed.incarnation == incarnation
-                and departed.reason in _ENDS
-                and instance_id not in seen.instances
-            )
-
-        while True:
-            try:
-                await follower.wait_until(gone, FOREVER_S)
-            except TimeoutError:
-                continue
-            return self._end(RANK_DIED, "the instance has left the keyspace", None)
+        assert self._config.instance_id is not None
+        await wait_departed(follower, self._config.instance_id, incarnation)
+        self._end(RANK_DIED, "the instance leaves the keyspace", None)
 
     async def _watch_claim(self, registration: Registration) -> None:
         lost = await registration.wait_superseded()

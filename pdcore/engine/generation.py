@@ -72,7 +72,8 @@ class Engine:
     """Everything a request needs, built once per process.
 
     ``vocab_size`` is the model's: no token id may reach it. ``serial`` makes internal request ids unique. ``choices`` is
-    where a prefill engine that chooses DP ranks says so; None when it takes what the router chose.
+    where a prefill engine that chooses DP ranks says so; None when it takes what the router chose. ``trouble`` says what
+    is wrong with the ranks, ``drain`` stops taking requests.
     """
 
     state: LeaderState
@@ -86,6 +87,8 @@ class Engine:
     vocab_size: int
     serial: itertools.count[int]
     choices: RoomWriter | None = None
+    trouble: Callable[[], str | None] = lambda: None
+    drain: Callable[[], None] = lambda: None
     write_idle_s: float = WRITE_IDLE_S
 
 

@@ -13,7 +13,7 @@ import itertools
 import os
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -25,32 +25,26 @@ from pdcore.clock import Clock, SystemClock
 from pdcore.config import EngineConfig
 from pdcore.engine.app import create_app
 from pdcore.engine.bootstrap import bootstrap_app, rooms_of
-from pdcore.engine.dispatch import Dispatch
 from pdcore.engine.ending import OK, RANK_DIED, REFUSED, SUPERSEDED, TERMINATED, Ending
 from pdcore.engine.generation import Engine
-from pdcore.engine.local_ranks import LocalRanks, Machine, how
-from pdcore.engine.meeting import open_meeting
-from pdcore.engine.messages import Ready
 from pdcore.engine.metrics import Metrics
 from pdcore.engine.obedience import Deeds, Obedience
-from pdcore.engine.parents import FollowerParents
+from pdcore.engine.own_instance import OwnInstance
 from pdcore.engine.peers import Peers
 from pdcore.engine.process import beside, runtime_directory, signals
 from pdcore.engine.rank_process import RANK_COMMAND
-from pdcore.engine.records import by_node, instance_record, rank_records, standing
-from pdcore.engine.startup import Startup, shape_of, starting
+from pdcore.engine.records import instance_record, rank_records, standing
+from pdcore.engine.startup import Startup, starting
 from pdcore.engine.state import LeaderState
+from pdcore.engine.wishes import Wishes
 from pdcore.errors import ConfigError, ErrorCode, Superseded
 from pdcore.http_server import answering
 from pdcore.registry.connect import admitted_store
-from pdcore.registry.desired import Fence
 from pdcore.registry.follower import Follower
-from pdcore.registry.leaders import LEAVE_S, Announcement, LeaderWord
 from pdcore.registry.overlay.fleet import Fleet
 from pdcore.registry.registrar_messages import RegistrarSpec
 from pdcore.registry.registration import Registration
-from pdcore.registry.store import Store
-from pdcore.topology.keys import Keyspace, RankPosition
+from pdcore.topology.keys import Keyspace
 from pdcore.topology.records import Role, State
 
 FIRST_STATUS_S: Final = 1.0
@@ -80,7 +74,7 @@ async def run(
 
 
 class Leader:
-    """Enter it to answer HTTP; :meth:`live` does the rest. Mutable: ``_endings``, ``_ranks``, ``_ready``."""
+    """Enter it to answer HTTP; :meth:`live` does the rest. Mutable: ``_endings``, ``_instance``."""
 
     def __init__(
         self, startup: Startup, runtime_dir: Path, rank_command: Sequence[str], clock: Clock
@@ -96,8 +90,8 @@ class Leader:
             models=identity.models,
         )
         self._endings: asyncio.Queue[Ending] = asyncio.Queue()
-        self._ranks = LocalRanks(rank_command)
-        self._ready: dict[RankPosition, Ready] = {}
+        self._told_to_drain = asyncio.Event()
+        self._instance = OwnInstance(startup, runtime_dir, rank_command, clock)
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Leader:
@@ -117,7 +111,9 @@ class Leader:
             self._registration = await stack.enter_async_context(
                 Registration(_spec(startup, self._runtime_dir))
             )
-            await self._meet(stack, store, keyspace)
+            self._store = store
+            await stack.enter_async_context(self._instance)
+            self._dispatch, self._state.word = self._instance.dispatch, self._instance.word
             self._rooms = await stack.enter_async_context(rooms_of(startup, store, self._clock))
             await stack.enter_async_context(answering(create_app(self._engine()), startup.listener))
             if startup.bootstrap is not None:
@@ -126,52 +122,6 @@ class Leader:
             self._open = stack.pop_all()
         log.info("leader listening", url=startup.identity.url, bootstrap_port=startup.identity.bootstrap_port)
         return self
-
-    async def _meet(self, stack: AsyncExitStack, store: Store, keyspace: Keyspace) -> None:
-        """Open everything at which ranks and follower parents meet this leader, and know what to tell them."""
-        startup, placement, secret = self._startup, self._startup.placement, self._startup.config.curve_secret
-        meeting = stack.enter_context(open_meeting(placement, self._runtime_dir, startup.rank_ip))
-        stack.enter_context(self._ranks)
-        self._dispatch = stack.enter_context(
-            Dispatch(
-                meeting.dispatch,
-                placement.sizes.positions(),
-                max_held=startup.config.max_queue,
-                secret=secret,
-            )
-        )
-        self._parents = await stack.enter_async_context(
-            FollowerParents(meeting.parents, range(1, placement.nnodes), self._clock, secret=secret)
-        )
-        word = LeaderWord(
-            incarnation=startup.identity.incarnation,
-            url=startup.identity.url,
-            parents=self._parents.address,
-            dispatch=self._dispatch.address,
-            rendezvous=meeting.rendezvous,
-            shape=shape_of(startup.config),
-        )
-        self._announcement = Announcement(
-            store,
-            Fence(
-                keyspace=keyspace,
-                instance_id=startup.identity.instance_id,
-                incarnation=startup.identity.incarnation,
-            ),
-            word,
-            ttl_s=startup.config.lease_ttl_s,
-            clock=self._clock,
-        )
-        self._state.word = word
-        self._machine = Machine(
-            config=startup.config,
-            placement=placement,
-            word=word,
-            instance_id=startup.identity.instance_id,
-            rank_ip=startup.rank_ip,
-            runtime_dir=self._runtime_dir,
-            rendezvous_fd=meeting.rendezvous_fd,
-        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -182,8 +132,8 @@ class Leader:
         """Come up, serve, and go down in order; the exit status. ConfigError when this instance cannot be."""
         async with signals(self._on_signal), beside(self._watch_claim(), self._come_up()):
             ending = await self._endings.get()
-            if ending is TERMINATED:
-                ending = await self._drain()
+            if ending.drains:
+                ending = await self._drain(ending)
             await self._go_down(ending)
         if ending.refused is not None:
             raise ending.refused
@@ -196,11 +146,13 @@ class Leader:
         try:
             await self._claim()
             self._state.why = "the ranks are loading the model"
-            self._ranks.start(self._machine, self._registration)
-            async with beside(self._watch_ranks(), self._watch_parents(), self._tell_parents()):
+            self._instance.start(self._registration)
+            async with beside(*self._watches(), self._instance.announce(self._store), self._wishes().run()):
                 await self._serve()
-                await self._obedience().run()
-                await asyncio.Event().wait()
+                obedience = self._obedience()
+                async with beside(self._drain_when_told(obedience)):
+                    await obedience.run()
+                    await asyncio.Event().wait()
         except ConfigError as wrong:
             self._end(Ending(status=REFUSED, why=str(wrong), refused=wrong))
         except Superseded as lost:
@@ -213,16 +165,16 @@ class Leader:
 
     async def _serve(self) -> None:
         async with beside(self._say_who_is_missing()):
-            self._ready = dict(await self._dispatch.wait_ready())
+            await self._instance.wait_ready()
         self._put("starting")
-        self._parents.register(by_node(self._startup.placement, self._ready))
+        self._instance.register_others()
         async with beside(self._say_while_waiting("registering")):
             await self._wait_registered()
-            await self._parents.wait_registered()
+            await self._instance.parents.wait_registered()
         record = self._state.record
         assert record is not None
         self._state.context_length = record.compat.context_length
-        self._state.kv_tokens = min(rank.kv_tokens for rank in self._ready.values())
+        self._state.kv_tokens = min(rank.kv_tokens for rank in self._instance.ready.values())
         self._state.dp_size = record.dp_size
         self._state.enter("serving", "its record is on its way to the store")
         await self._announce()
@@ -253,7 +205,7 @@ class Leader:
         """Tell people what an instance of several machines waits for."""
         while True:
             await self._clock.sleep(STATUS_EVERY_S)
-            if machines := self._parents.missing:
+            if machines := self._instance.parents.missing:
                 names = ", ".join(map(str, machines))
                 self._state.why = f"machines that have not joined: {names}"
                 log.info("leader waiting", waiting=self._state.why)
@@ -276,32 +228,44 @@ class Leader:
         lost = await self._registration.wait_superseded()
         self._end(Ending(status=SUPERSEDED, why=str(lost), departure=None))
 
-    async def _watch_ranks(self) -> None:
-        rank, status = await self._ranks.wait_first_exit()
-        refused = status == REFUSED and not self._ready
-        why = f"rank {rank} {how(status)}"
-        self._end(Ending(status=REFUSED if refused else RANK_DIED, why=why, departure="died"))
+    async def _drain_when_told(self, obedience: Obedience) -> None:
+        """By ``/drain``: as by an order, and until an order says otherwise."""
+        while True:
+            await self._told_to_drain.wait()
+            self._told_to_drain.clear()
+            await obedience.drain_now("told to drain over HTTP")
 
-    async def _watch_parents(self) -> None:
-        lost = await self._parents.watch()
-        self._end(Ending(status=RANK_DIED, why=lost, departure="died"))
+    def _watches(self) -> Iterator[Coroutine[object, object, None]]:
+        instance = self._instance
+        for watch in (
+            instance.watch_ranks(),
+            instance.watch_parents(),
+            instance.watch_departure(self._follower),
+        ):
+            yield self._end_with(watch)
 
-    async def _tell_parents(self) -> None:
-        """Where the other machines find this one, for as long as it lives."""
-        if self._startup.placement.nnodes == 1:
-            return
-        try:
-            await self._announcement.keep()
-        finally:
-            async with asyncio.timeout(LEAVE_S):
-                await self._announcement.withdraw()
+    async def _end_with(self, watch: Coroutine[object, object, Ending]) -> None:
+        self._end(await watch)
+
+    def _wishes(self) -> Wishes:
+        identity, config = self._startup.identity, self._startup.config
+        return Wishes(
+            store=self._store,
+            keyspace=Keyspace(cluster=config.cluster),
+            clock=self._clock,
+            by=f"{identity.instance_id} on {identity.machine}",
+            next_wish=self._dispatch.next_wish,
+            restart=lambda why: self._end(
+                Ending(status=RANK_DIED, why=why, departure="drained", drains=True)
+            ),
+        )
 
     def _on_signal(self, number: signal.Signals, times: int) -> None:
         log.info("signal received", signal=number.name, times=times)
         if times == 1:
             self._end(TERMINATED)
             return
-        self._ranks.kill()
+        self._instance.ranks.kill()
         shutil.rmtree(self._runtime_dir, ignore_errors=True)
         os._exit(128 + number)
 
@@ -310,12 +274,12 @@ class Leader:
 
     # going down
 
-    async def _drain(self) -> Ending:
+    async def _drain(self, then: Ending) -> Ending:
         """Refuse new requests, let those in flight finish; what ended that."""
         if self._state.phase not in ("serving", "draining"):
-            return TERMINATED
-        idle = replace(TERMINATED, departure="drained") if self._state.phase == "draining" else TERMINATED
-        self._state.enter("draining", "the process was told to end")
+            return then
+        idle = replace(then, departure="drained") if self._state.phase == "draining" else then
+        self._state.enter("draining", then.why)
         self._put("draining")
         log.info("leader draining", in_flight=self._state.in_flight)
         async with beside(self._report_idle(idle)):
@@ -324,7 +288,7 @@ class Leader:
                     return await self._endings.get()
             except TimeoutError:
                 log.warning("drain timed out", in_flight=self._state.in_flight)
-                return TERMINATED
+                return then
 
     async def _report_idle(self, idle: Ending) -> None:
         await self._state.wait_idle()
@@ -335,14 +299,13 @@ class Leader:
         say("leader ending", reason=ending.why, status=ending.status)
         self._state.enter("draining" if ending.status == OK else "failed", ending.why)
         if ending.status == RANK_DIED:
-            self._ranks.kill()  # the others wait in vain, and whoever ordered an end waits for what they hold
+            self._instance.ranks.kill()  # the others wait in vain, and whoever ordered an end waits for what they hold
         if self._dispatch.fail_all(self._loss_code(ending), ending.why):
             await self._let_answers_leave()
-        await self._parents.end(ending.status, ending.why)
+        await self._instance.end(ending)
         if ending.departure is not None:
             await self._registration.leave(ending.departure)
-        self._dispatch.stop()
-        await self._ranks.reap()
+        await self._instance.stop()
 
     def _loss_code(self, ending: Ending) -> ErrorCode:
         if ending.status == OK:
@@ -361,11 +324,11 @@ class Leader:
     def _put(self, state: State, *, drained: bool = False) -> None:
         record = self._state.record
         if record is None:
-            record = instance_record(self._startup.identity, self._ready, state)
+            record = instance_record(self._startup.identity, self._instance.ready, state)
         self._state.record = standing(record, state, drained=drained)
         identity = self._startup.identity
-        own = by_node(self._startup.placement, self._ready)[0]
-        self._registration.put(self._state.record, rank_records(identity.incarnation, identity.machine, own))
+        ranks = rank_records(identity.incarnation, identity.machine, self._instance.own_ready)
+        self._registration.put(self._state.record, ranks)
 
     def _engine(self) -> Engine:
         config = self._startup.config
@@ -381,6 +344,8 @@ class Leader:
             vocab_size=self._startup.model.vocab_size,
             serial=itertools.count(),
             choices=self._rooms.choices,
+            trouble=self._instance.trouble,
+            drain=self._told_to_drain.set,
         )
 
 

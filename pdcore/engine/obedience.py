@@ -54,6 +54,12 @@ class Obedience:
                     if self._state.call_back():
                         await self._deeds.serve_again()
 
+    async def drain_now(self, why: str) -> None:
+        """Drain without an order; returns when nothing is held any more, or at once when it does not serve."""
+        if self._state.call_off(why):
+            self._deeds.tell_draining(False)
+            await self._tell_when_idle()
+
     async def _drain(self, why: str) -> None:
         """Until there is another order."""
         if not self._state.call_off(why):
@@ -64,7 +70,7 @@ class Obedience:
 
     async def _tell_when_idle(self) -> None:
         await self._state.wait_idle()
-        if not self._state.ending:
+        if self._state.phase == "draining" and not self._state.ending:
             self._deeds.tell_draining(True)
 
     async def _other_than(self, doing: Meaning) -> Topology:

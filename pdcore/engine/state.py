@@ -83,9 +83,11 @@ class LeaderState:
         if self.in_flight:
             await self._idle.wait()
 
-    def health(self) -> tuple[int, dict[str, object]]:
-        """Status and body of ``/health``: 200 while this process has not lost a rank."""
+    def health(self, trouble: str | None = None) -> tuple[int, dict[str, object]]:
+        """Status and body of ``/health``: 200 while this process has lost no rank and there is no ``trouble``."""
         identity = {"instance_id": self.instance_id, "incarnation": self.incarnation}
+        if trouble is not None and self.phase != "failed":
+            return 503, {"status": "stuck", "reason": trouble, **identity}
         return 503 if self.phase == "failed" else 200, {"status": _HEALTH[self.phase], **identity}
 
     def readiness(self) -> tuple[int, dict[str, object]]:

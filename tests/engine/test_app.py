@@ -13,6 +13,8 @@ import pytest
 
 from pdcore.engine.legs import stale_peer
 from pdcore.engine.messages import Abort, Failed, Start
+from pdcore.registry import leaders
+from pdcore.registry.leaders import LeaderWord
 from tests.support.eventually import eventually
 from tests.support.fake_rank import echo, silent, stats, step
 from tests.support.leader_app import GROUP, LEG, LeaderApp, leader_app
@@ -450,6 +452,30 @@ async def test_a_leader_that_does_not_serve_refuses_at_once(prefill: LeaderApp) 
     assert (await prefill.client.get("/health")).json()["status"] == "draining"
     prefill.state.enter("failed", "a rank died")
     assert (await prefill.client.get("/health")).status_code == 503
+
+
+async def test_ranks_that_do_not_get_on_are_no_health(unified: LeaderApp) -> None:
+    unified.troubles.append("rank 0.0.0 has done no step for 21 s with 3 requests running")
+    sick = await unified.client.get("/health")
+    assert (sick.status_code, sick.json()["status"]) == (503, "stuck")
+    assert "no step for 21 s" in sick.json()["reason"]
+    unified.troubles.append(None)
+    assert (await unified.client.get("/health")).status_code == 200
+
+
+async def test_it_drains_when_posted_to_and_not_when_somebody_looks(unified: LeaderApp) -> None:
+    assert (await unified.client.get("/drain")).status_code == 405
+    assert unified.drains == []
+    told = await unified.client.post("/drain")
+    assert (told.status_code, told.json()) == (202, {"status": "draining", "in_flight": 0})
+    assert len(unified.drains) == 1
+
+
+async def test_it_tells_its_other_machines_where_they_meet(unified: LeaderApp) -> None:
+    unified.state.word = LeaderWord(
+        incarnation="inc", url="http://u", parents="tcp://p", dispatch="tcp://d", rendezvous="", shape="tp=2"
+    )
+    assert leaders.read((await unified.client.get("/leader")).content) == unified.state.word
 
 
 @pytest.mark.parametrize("field", ["prompt", "messages"])

@@ -35,6 +35,7 @@ class Leader:
 
     store: MemoryStore
     state: LeaderState
+    obedience: Obedience | None = None
     did: list[str] = field(default_factory=list)
 
     async def order(self, order: OrderRecord | None) -> None:
@@ -62,7 +63,8 @@ async def obeying(*, first: OrderRecord | None = None) -> AsyncIterator[Leader]:
             serve_again=serve_again,
             end=leader.did.append,
         )
-        async with running_beside(Obedience(follower, state, deeds).run()):
+        leader.obedience = Obedience(follower, state, deeds)
+        async with running_beside(leader.obedience.run()):
             yield leader
 
 
@@ -76,6 +78,17 @@ async def test_a_drained_leader_says_so_when_it_has_finished_and_serves_again_wh
         await leader.order(None)
         await leader.does("draining", "drained", "serve again")
         assert leader.state.phase == "serving"
+
+
+async def test_a_leader_told_to_drain_without_an_order_does_so_once_and_can_be_called_back() -> None:
+    async with obeying() as leader:
+        assert leader.obedience is not None
+        with leader.state.answering():
+            async with running_beside(leader.obedience.drain_now("told so")):
+                await leader.does("draining")
+        await leader.obedience.drain_now("told so")
+        assert (leader.did, leader.state.phase) == (["draining"], "draining")
+        assert leader.state.call_back()
 
 
 async def test_an_order_taken_back_before_it_was_drained_is_not_drained_later() -> None:

@@ -57,7 +57,10 @@ class OnePeer:
 
 @dataclass(frozen=True, slots=True)
 class LeaderApp:
-    """Everything a test may look at. ``client`` speaks to the real server."""
+    """Everything a test may look at. ``client`` speaks to the real server.
+
+    The newest of ``troubles`` is what is wrong with the ranks; ``drains`` counts how often it was told to drain.
+    """
 
     client: httpx.AsyncClient
     rank: FakeRank
@@ -65,6 +68,8 @@ class LeaderApp:
     state: LeaderState
     peers: OnePeer
     port: int
+    troubles: list[str | None]
+    drains: list[None]
 
     async def metric(self, name: str, **labels: str) -> float:
         """The sum of the samples of ``name`` that carry ``labels``."""
@@ -94,6 +99,8 @@ async def leader_app(
     state.enter("serving", "")
     state.announced = True
     peers = OnePeer()
+    troubles: list[str | None] = [None]
+    drains: list[None] = []
     listener = listen("127.0.0.1", 0, "port")
     port = port_of(listener)
     with Dispatch(address, [RankPosition(0, 0, 0)], max_held=max_held) as dispatch:
@@ -108,6 +115,8 @@ async def leader_app(
             request_timeout_s=request_timeout_s,
             vocab_size=VOCAB_SIZE,
             serial=itertools.count(),
+            trouble=lambda: troubles[-1],
+            drain=lambda: drains.append(None),
         )
         async with (
             FakeRank(address, behaviour) as rank,
@@ -116,4 +125,4 @@ async def leader_app(
         ):
             await rank.say(READY)
             await dispatch.wait_ready()
-            yield LeaderApp(client, rank, dispatch, state, peers, port)
+            yield LeaderApp(client, rank, dispatch, state, peers, port, troubles, drains)
