@@ -8,6 +8,7 @@ work, having told the leader the sentence, and 70 when it cannot go on with the 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -115,6 +116,8 @@ def serve(spec: RankSpec, context: zmq.Context[zmq.Socket[bytes]], leader: Leade
         _log.info(
             "rank ready", kv_blocks=blocks, kv_bytes=blocks * around.shard.block_bytes, device=str(device)
         )
+        gc.collect()  # what is here stays: looking through torch's objects again would stop the loop for 100 ms
+        gc.freeze()
         turn.run()
 
 
