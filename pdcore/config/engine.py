@@ -191,6 +191,30 @@ ENGINE: Final = (
         metavar="TOKENS",
     ),
     Setting(
+        name="transfer_engine",
+        help="How KV moves: shm (one machine), tcp, mooncake (extra mooncake), memfabric; auto takes shm where both "
+        "are on one machine, else tcp.",
+        parse=one_of("auto", "shm", "tcp", "mooncake", "memfabric"),
+        default="auto",
+    ),
+    Setting(
+        name="transfer_secret",
+        help="Whoever links to a rank for KV must know it, if it is set; the same for all instances of a cluster.",
+        parse=text,
+        secret=True,
+    ),
+    Setting(
+        name="mooncake_protocol",
+        help="tcp, rdma or ascend. Over tcp it listens on every interface and asks nobody who he is.",
+        parse=one_of("tcp", "rdma", "ascend"),
+        default="tcp",
+    ),
+    Setting(
+        name="mooncake_device",
+        help="Devices that mooncake may use, in its own words; its own choice unless given.",
+        parse=text,
+    ),
+    Setting(
         name="transfer_threads",
         help="Threads that write KV to decode ranks.",
         parse=integer(1, 64),
@@ -239,5 +263,9 @@ class EngineConfig(ListenConfig):
     max_queue: int
     dp_rank_choice: str
     num_reserved_decode_tokens: int
+    transfer_engine: str
+    transfer_secret: str | None = field(repr=False)
+    mooncake_protocol: str
+    mooncake_device: str | None
     transfer_threads: int
     torch_threads: int | None

@@ -44,6 +44,7 @@ from pdcore.engine.reporting import Beats
 from pdcore.engine.roles import RoleParts, Surroundings, decider, open_side
 from pdcore.engine.scheduler.limits import SchedulerLimits
 from pdcore.engine.step_link import GroupBroken, StepFollower, StepLeader
+from pdcore.engine.transfer.choose import engine_names
 from pdcore.engine.transfer.wire import WIRE_VERSION
 from pdcore.errors import CollectiveFailed, ConfigError
 from pdcore.topology.codec import compat_document
@@ -207,7 +208,7 @@ def _compat(spec: RankSpec, config: ModelConfig, directory: Path, context_length
         layers=config.layers,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,
-        transfer_engines=("shm",),
+        transfer_engines=engine_names(spec.transfer_engine),
         wire=WIRE_VERSION,
         layout=LAYOUT_VERSION,
     )

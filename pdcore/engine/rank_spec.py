@@ -51,6 +51,10 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_prefill_tokens: int
     max_queue: int
     num_reserved_decode_tokens: int
+    transfer_engine: str = "auto"
+    transfer_secret: str | None = None
+    mooncake_protocol: str = "tcp"
+    mooncake_device: str | None = None
     transfer_threads: int
     torch_threads: int | None
     log_format: LogFormat

@@ -23,10 +23,10 @@ from pdcore.engine.scheduler.prefill import PrefillScheduler
 from pdcore.engine.scheduler.unified import UnifiedScheduler
 from pdcore.engine.sides import DecodeSide, NoSide, PrefillSide, Side
 from pdcore.engine.transfer.mapping import GroupSizes, RankMapping, spread_of
+from pdcore.engine.transfer.offered import OfferedEngines
 from pdcore.engine.transfer.orders import DecodeGroup
 from pdcore.engine.transfer.receiving import ReceivingSession
 from pdcore.engine.transfer.sending import SendingSession
-from pdcore.engine.transfer.shm import ShmEngine
 from pdcore.engine.transfer.wire import RankIdentity
 from pdcore.topology.keys import RankPosition
 
@@ -68,6 +68,17 @@ class Surroundings:
             dp=spec.dp,
             cp=spec.cp,
             tp=spec.tp,
+        )
+
+    @property
+    def engine(self) -> OfferedEngines:
+        """The transfer engines that this rank was told to use, unopened."""
+        spec = self.spec
+        return OfferedEngines.named(
+            spec.transfer_engine,
+            bind_ip=spec.rank_ip,
+            secret=(spec.transfer_secret or "").encode(),
+            mooncake=(spec.mooncake_protocol, spec.mooncake_device or ""),
         )
 
     def private_memory(self) -> memoryview:
@@ -135,7 +146,7 @@ def _prefill(around: Surroundings) -> RoleParts:
             layout=around.layout,
             source=memory,
             identity=around.identity,
-            engine=ShmEngine(),
+            engine=around.engine,
             bind_ip=around.spec.rank_ip,
             runtime_dir=Path(around.spec.runtime_dir),
             context=around.context,
@@ -162,7 +173,7 @@ def _decode(around: Surroundings) -> RoleParts:
             blocks_total=around.blocks,
             slots_total=around.limits.slots,
             identity=around.identity,
-            engine=ShmEngine(),
+            engine=around.engine,
             context=around.context,
             clock=SystemClock(),
         )

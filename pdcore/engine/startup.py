@@ -18,6 +18,7 @@ from pdcore.engine.model.shard import shard_problems
 from pdcore.engine.model.text import TextCodec
 from pdcore.engine.placement import Placement, Sizes, place
 from pdcore.engine.records import Identity
+from pdcore.engine.transfer.choose import engine_names
 from pdcore.errors import ConfigError
 from pdcore.http_server import listen, port_of, url_of
 from pdcore.registry import machine
@@ -72,6 +73,7 @@ def starting(config: EngineConfig) -> Iterator[Startup]:
 
 def placement_of(config: EngineConfig) -> Placement:
     """Where the ranks go. ConfigError when sizes, machines and role do not fit together."""
+    engine_names(config.transfer_engine)  # refuses what no rank could open
     where = f"--nnodes / PDCORE_NNODES: {config.nnodes}"
     if config.nnodes > 1 and config.instance_id is None:
         # Parents on several machines have nothing in common from which each could make the same id.
@@ -92,7 +94,7 @@ def shape_of(config: EngineConfig) -> str:
     return (
         f"role={config.role} dp={config.dp} cp={config.cp} tp={config.tp} nnodes={config.nnodes}"
         f" devices_per_node={config.devices_per_node} dtype={config.dtype} block_size={config.block_size}"
-        f" kv_tokens={config.kv_tokens}"
+        f" kv_tokens={config.kv_tokens} transfer_engine={config.transfer_engine}"
     )
 
 

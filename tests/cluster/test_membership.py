@@ -47,7 +47,7 @@ def test_a_killed_engine_is_gone_within_a_second_without_traffic(fleet: Fleet, r
 
 def test_a_killed_engine_leaves_no_directory_behind(fleet: Fleet) -> None:
     transfer = fleet.cluster.keyspace()[f"ranks/{fleet.prefill.instance_id}/0.0.0"]["transfer"]
-    runtime_dir = Path(transfer["socket"]).parent
+    runtime_dir = Path(transfer["engines"]["shm"]["socket"]).parent
     assert runtime_dir.is_dir()
     fleet.prefill.kill()
     eventually_now(lambda: not runtime_dir.exists(), 5, "its sockets' directory removed")

@@ -15,6 +15,7 @@ from pdcore.engine.kv.pool import KvPool
 from pdcore.engine.rank_spec import RankSpec
 from pdcore.engine.roles import Surroundings, decider, open_side
 from pdcore.engine.scheduler.limits import SchedulerLimits
+from pdcore.engine.transfer.choose import read_offers
 
 pytestmark = pytest.mark.integration
 
@@ -78,9 +79,14 @@ def test_a_prefill_rank_listens_where_its_record_will_say(tmp_path: Path, stack:
     role = open_side(around("prefill", tmp_path, stack))
     assert role.rank_port is not None
     socket.create_connection((role.rank_ip, role.rank_port), timeout=2).close()
+    offers = read_offers(role.transfer)
+    assert sorted(offers) == ["shm", "tcp"]
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
         peer.settimeout(2)
-        peer.connect(str(role.transfer["socket"]))
+        peer.connect(str(offers["shm"]["socket"]))
+    port = offers["tcp"]["port"]
+    assert isinstance(port, int)
+    socket.create_connection((str(offers["tcp"]["host"]), port), timeout=2).close()
     KvPool(LAYOUT, BLOCKS, role.memory)
 
 

@@ -73,7 +73,7 @@ def rank_record(**changes: Any) -> RankRecord:
         incarnation="inc-1",
         rank_ip="127.0.0.1",
         rank_port=40001,
-        transfer={"engine": "shm", "socket": "/run/pdcore/kv.sock"},
+        transfer={"engines": {"shm": {"engine": "shm", "socket": "/run/pdcore/kv.sock"}}},
         device="cpu",
         machine="host-a",
     )

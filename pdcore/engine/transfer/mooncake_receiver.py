@@ -43,7 +43,7 @@ class MooncakeReceiver:
             self._engine.open()
             base = address_of(self._region.memory)
             self._engine.register(base, self._region.nbytes)
-            about = {"session": self._engine.session, "base": base}
+            about: dict[str, str | int] = {"session": self._engine.session, "base": base}
             self._control = stack.enter_context(
                 TcpReceiver(
                     self._region, name=self._name, secret=self._secret, clock=self._clock, about=about

@@ -5,13 +5,13 @@ All receivers share one region. Each link belongs to one engine, chosen when dec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from pdcore.engine.transfer.choose import choose, offers_document, read_offers, under_boot
+from pdcore.engine.transfer.choose import choose, engine_names, offers_document, read_offers, under_boot
 from pdcore.engine.transfer.engine import (
     EngineCaps,
     Linked,
@@ -23,8 +23,11 @@ from pdcore.engine.transfer.engine import (
     TransferEngine,
 )
 from pdcore.engine.transfer.memory import Region
+from pdcore.engine.transfer.mooncake import MooncakeEngine
 from pdcore.engine.transfer.plan import WriteOps
+from pdcore.engine.transfer.shm import ShmEngine
 from pdcore.engine.transfer.shm_link import boot_id
+from pdcore.engine.transfer.tcp import TcpEngine
 from pdcore.errors import PeerGone
 
 _GONE: Final = "the decode rank is gone"
@@ -35,6 +38,20 @@ class OfferedEngines:
 
     def __init__(self, engines: Sequence[TransferEngine]) -> None:
         self._engines = tuple(engines)
+
+    @classmethod
+    def named(cls, setting: str, *, bind_ip: str, secret: bytes, mooncake: tuple[str, str]) -> Self:
+        """What ``--transfer-engine`` asks for. ``mooncake`` is its protocol and device. ``ConfigError`` for one that is
+        not built."""
+        protocol, device = mooncake
+        build: dict[str, Callable[[], TransferEngine]] = {
+            "shm": ShmEngine,
+            "tcp": lambda: TcpEngine(bind_ip=bind_ip, secret=secret),
+            "mooncake": lambda: MooncakeEngine(
+                bind_ip=bind_ip, protocol=protocol, device=device, secret=secret
+            ),
+        }
+        return cls([build[name]() for name in engine_names(setting)])
 
     @property
     def name(self) -> str:

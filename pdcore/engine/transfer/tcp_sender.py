@@ -230,7 +230,7 @@ class TcpSender:
             try:
                 sockets.send_all(link.connection, [head, *payload], deadline, self._clock.now)
                 raw = sockets.receive_exactly(link.connection, tcp_link.ACK.size, deadline, self._clock.now)
-                outcome = tcp_link.read_ack(raw, seq)
+                outcome = tcp_link.read_ack(bytes(raw), seq)
             except TimeoutError as error:
                 link.cut()
                 raise TransferTimeout(
