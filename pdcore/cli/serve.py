@@ -38,14 +38,13 @@ def serve(**given: str | None) -> None:
 
     The mission's flags come first below; each works with dashes and with underscores. The others are those of
     python -m pdcore.engine. From the lists, the sizes and --devices-per-node follow the instance, its leader and this
-    machine's place in it. Instances and routers find each other through --store, so --prefill-ips of decode machines
-    need not be known here.
+    machine's place in it. Instances and routers find each other through --store.
     """
     with failing_in_one_line("pdcore serve"):
         _refuse_what_is_not_there(given)
         from pdcore.engine.__main__ import serve as be_parent  # says itself which extra is missing
 
-        flags, defaults = _settings(given)
+        flags, defaults = settings_of(given)
     sys.exit(be_parent(flags, defaults=defaults))
 
 
@@ -64,7 +63,7 @@ def _refuse_what_is_not_there(given: Given) -> None:
             raise ConfigError(f"--{dashed(name)}: is for --role router")
 
 
-def _settings(given: Given) -> tuple[Flags, Flags]:
+def settings_of(given: Given) -> tuple[Flags, Flags]:
     """Our settings: those that the command line decides, and those that follow unless somebody says otherwise."""
     from pdcore.engine.settings import load_settings
 
