@@ -117,7 +117,6 @@ class RankLoop:
     def turn(self) -> bool:
         """One step; whether something was computed."""
         now = self._clock.now()
-        self._beats.beat(now)
         for message in self._leader.receive():
             self._take(message, now)
         for rank, event in self._events(now):
@@ -127,6 +126,7 @@ class RankLoop:
         self._order(plan.batch, now)
         if plan.batch:
             self._compute(plan.batch)
+        self._beats.beat(now)  # last: it wakes another process
         self._report(now, idle=not plan.batch)
         return bool(plan.batch)
 
