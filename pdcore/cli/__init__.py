@@ -27,7 +27,7 @@ def main() -> None:
       python -m pdcore.router
       python -m pdcore.engine --role prefill
       python -m pdcore.engine --role decode
-    With the mission's YAML files, lists of machines and flags: pdcore serve
+    With the files and flags of cann-recipes-infer: pdcore serve
 
     Each setting is a flag, an environment variable (PDCORE_…) or a line in pdcore.toml; see --help of each command.
     """

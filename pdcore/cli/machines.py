@@ -1,4 +1,4 @@
-"""Which machine of which instance this is, from the lists of the mission's command line. Pure.
+"""Which machine of which instance this is, from the lists on the command line of ``pdcore serve``. Pure.
 
 ``--prefill-ips`` and ``--decode-ips`` name all machines of a role. ``--ips`` has either a role's machines alone or both
 roles' one after the other; then ``--master-node``, the first machine of the role, says where the role begins, and

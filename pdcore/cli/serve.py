@@ -1,4 +1,4 @@
-"""``pdcore serve``: an engine instance's parent, started with the mission's command line."""
+"""``pdcore serve``: an engine instance's parent, started with the command line of cann-recipes-infer."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 import click
 
 from pdcore.cli.machines import Lists, Machine, this_machine
-from pdcore.cli.mission_flags import (
+from pdcore.cli.recipe_flags import (
     Given,
-    MissionCommand,
+    RecipeCommand,
     as_settings,
     dashed,
     machine_lists,
-    mission_options,
+    recipe_options,
 )
 from pdcore.cli.terminal import failing_in_one_line
 from pdcore.config import ENGINE, EngineConfig, options
@@ -22,11 +22,11 @@ from pdcore.errors import ConfigError
 Flags = dict[str, str | None]
 
 
-@click.command(cls=MissionCommand, context_settings={"token_normalize_func": dashed})
-@mission_options
+@click.command(cls=RecipeCommand, context_settings={"token_normalize_func": dashed})
+@recipe_options
 @options(ENGINE)
 def serve(**given: str | None) -> None:
-    """Start this machine's part of a prefill or decode instance with the mission's command line.
+    """Start this machine's part of an instance with the command line of cann-recipes-infer's server.py.
 
     \b
     One machine, eight devices:
@@ -36,7 +36,7 @@ def serve(**given: str | None) -> None:
       pdcore serve --role prefill --yaml-file-path prefill.yaml --node-index 1 \\
         --devices-per-node 16 --ips p0 p1 p2 p3 --prefill-ips p0 p1 p2 p3 --decode-ips d0 d1
 
-    The mission's flags come first below; each works with dashes and with underscores. The others are those of
+    Those flags come first below; each works with dashes and with underscores. The others are those of
     python -m pdcore.engine. From the lists, the sizes and --devices-per-node follow the instance, its leader and this
     machine's place in it. Instances and routers find each other through --store.
     """

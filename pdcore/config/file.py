@@ -1,6 +1,6 @@
 """What the file of ``--config`` says, whichever kind it is.
 
-A directory is the mission's (``prefill.yaml`` and ``decode.yaml``, of which the role picks one), a file that ends in
+A directory is a recipe's (``prefill.yaml`` and ``decode.yaml``, of which the role picks one), a file that ends in
 ``.yaml`` or ``.yml`` is one of its files, and everything else is TOML with our own names.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pdcore.config import mission
+from pdcore.config import recipe
 from pdcore.config.setting import Setting
 from pdcore.config.spelling import closest
 from pdcore.errors import ConfigError
@@ -45,27 +45,27 @@ def read_file(
     if role is None:
         return FileValues()  # its absence is a problem of its own
     try:
-        read = _read_directory(file, role) if file.is_dir() else _read_mission(file, role)
+        read = _read_directory(file, role) if file.is_dir() else _read_recipe(file, role)
     except ConfigError as wrong:
         return FileValues(problems=wrong.problems)
     return FileValues(values=read.values, ignored=read.ignored)
 
 
-def _read_directory(directory: Path, role: str) -> mission.MissionSettings:
+def _read_directory(directory: Path, role: str) -> recipe.RecipeSettings:
     """The role's file. The other one is read too where it is there: a typo in it shows at once."""
-    files = {name: directory / file for name, file in mission.ROLE_FILES.items()}
+    files = {name: directory / file for name, file in recipe.ROLE_FILES.items()}
     if role not in files:
         raise ConfigError(f"{NAMED}: {directory} has a file for prefill and for decode, none for {role}")
-    read = {name: _read_mission(file, name) for name, file in files.items() if name == role or file.is_file()}
+    read = {name: _read_recipe(file, name) for name, file in files.items() if name == role or file.is_file()}
     if len(read) == len(files):
-        mission.check_pair(str(directory), read["prefill"], read["decode"])
+        recipe.check_pair(str(directory), read["prefill"], read["decode"])
     return read[role]
 
 
-def _read_mission(file: Path, role: str) -> mission.MissionSettings:
+def _read_recipe(file: Path, role: str) -> recipe.RecipeSettings:
     from pdcore.config.yaml_file import read_yaml  # only who reads YAML pays for its parser
 
-    return mission.read_settings(read_yaml(file), str(file), role)
+    return recipe.read_settings(read_yaml(file), str(file), role)
 
 
 def _read_toml(file: Path, section: str, sections: Mapping[str, Sequence[Setting]]) -> FileValues:

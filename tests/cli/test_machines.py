@@ -1,4 +1,4 @@
-"""The mission's lists of machines: which one this is, in which instance, or the sentence that says what is missing."""
+"""Lists of machines: which one this is, in which instance, or the sentence that says what is missing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = {
     "prefill": [("p0", "p0", 0), ("p1", "p0", 1), ("p2", "p2", 0), ("p3", "p2", 1)],
     "decode": [("d0", "d0", 0), ("d1", "d1", 0)],
 }
-"""The mission's example: address, leader and place in the instance of each machine, prefill's instances being of two."""
+"""The example of the design document: address, leader and place in the instance of each machine, prefill's instances being of two."""
 PLACES = [(role, index) for role, machines in HERE.items() for index in range(len(machines))]
 
 
@@ -53,7 +53,7 @@ def expected(role: str, index: int) -> Machine:
 
 
 @pytest.mark.parametrize(("role", "index"), PLACES)
-def test_the_missions_example_in_every_form_of_its_lists(role: str, index: int) -> None:
+def test_the_example_in_every_form_of_its_lists(role: str, index: int) -> None:
     own, here = (P if role == "prefill" else D), expected(role, index)
     assert found(role, index, ips=own) == here
     assert found(role, index, ips=own, prefill=P, decode=D) == here

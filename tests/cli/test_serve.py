@@ -1,4 +1,4 @@
-"""The mission's command line: both spellings, lists of words, what follows from it, and each refusal."""
+"""The command line of cann-recipes-infer: both spellings, lists of words, what follows from it, and each refusal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from pdcore.cli import main
-from pdcore.cli.mission_flags import MISSION, gathered
+from pdcore.cli.recipe_flags import RECIPE_FLAGS, gathered
 from pdcore.cli.serve import serve, settings_of
 from pdcore.config import EngineConfig
 from pdcore.engine.settings import read_settings
@@ -17,11 +17,11 @@ from pdcore.errors import ConfigError
 
 pytestmark = pytest.mark.unit
 
-SECTION_7_4 = (
+DOCUMENTED = (
     "--role {role} --yaml_file_path={role}.yaml --master_node={master} --node-index={index}"
     " --devices-per-node=16 --bootstrap-host={host} --ips p0 p1 p2 p3 d0 d1"
 )
-"""The command of the mission's section 7.4."""
+"""The command that the design document shows, in section 7.4."""
 SCRIPT = (
     "--role {role} --yaml-file-path {role}.yaml --node-index {index} --devices-per-node 16"
     " --ips {own} --prefill-ips p0 p1 p2 p3 --decode-ips d0 d1"
@@ -53,7 +53,7 @@ def refused(line: str) -> str:
     return result.output.strip()
 
 
-@pytest.mark.parametrize("command", [SECTION_7_4, SCRIPT, SCRIPT.replace("-", "_").replace("__", "--")])
+@pytest.mark.parametrize("command", [DOCUMENTED, SCRIPT, SCRIPT.replace("-", "_").replace("__", "--")])
 @pytest.mark.parametrize(
     ("role", "index", "ip", "leader", "node_rank"),
     [
@@ -65,7 +65,7 @@ def refused(line: str) -> str:
         ("decode", 1, "d1", "d1", 0),
     ],
 )
-def test_the_missions_example_as_it_is_written(
+def test_the_documented_example_as_it_is_written(
     command: str, role: str, index: int, ip: str, leader: str, node_rank: int
 ) -> None:
     own, port = {"prefill": ("p0 p1 p2 p3", 8001), "decode": ("d0 d1", 8100)}[role]
@@ -76,8 +76,8 @@ def test_the_missions_example_as_it_is_written(
     assert (config.tp, config.dp, config.devices_per_node) == (4, 8 if role == "prefill" else 4, 16)
 
 
-def test_every_flag_of_the_mission_has_both_spellings() -> None:
-    for one in MISSION:
+def test_every_flag_of_theirs_has_both_spellings() -> None:
+    for one in RECIPE_FLAGS:
         for spelling in (one.flag, f"--{one.name}"):
             assert serve.make_context("serve", [spelling, "x"]).params[one.name].strip() == "x"
 
@@ -108,7 +108,7 @@ def test_our_own_settings_may_be_given_beside() -> None:
 def test_what_follows_gives_way_to_what_somebody_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PDCORE_INSTANCE_ID", "mine")
     monkeypatch.setenv("PDCORE_LEADER", "10.0.0.7:1")
-    config = read(SECTION_7_4.format(role="prefill", index=1, master="p0", host="p1"))
+    config = read(DOCUMENTED.format(role="prefill", index=1, master="p0", host="p1"))
     assert (config.instance_id, config.leader) == ("mine", "10.0.0.7:1")
 
 

@@ -54,7 +54,7 @@ def test_the_role_picks_the_file_of_a_directory(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".yaml", ".yml"])
-def test_one_file_of_the_mission_is_known_by_its_ending(directory: Path, suffix: str) -> None:
+def test_one_file_of_a_recipe_is_known_by_its_ending(directory: Path, suffix: str) -> None:
     file = directory / f"mine{suffix}"
     file.write_text(PREFILL)
     assert load(file, "unified").tp == 2

@@ -1,4 +1,4 @@
-"""The mission's engine configuration: ``prefill.yaml`` and ``decode.yaml``, each in sections. Pure.
+"""The configuration of cann-recipes-infer: ``prefill.yaml`` and ``decode.yaml``, each in sections. Pure.
 
 A key either sets one of our settings, takes part in the sizes, or is known and not used: those are reported, so that
 nobody believes in a switch that does nothing. Everything else is refused by its name.
@@ -51,13 +51,13 @@ _UNUSED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _UNUSED_PREFIX: Final = ("model_config", "enable_")
 _REPEATED_OUTSIDE: Final[Mapping[str, str]] = {"model_name": "model_config", "world_size": "parallel_config"}
-"""Keys that older scripts of the mission read at the top of the file, and the section that they repeat."""
+"""Keys that start scripts there read at the top of the file, and the section that they repeat."""
 
 _count = integer(1, 1 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MissionSettings:
+class RecipeSettings:
     """What a file says: texts by the name of our setting, and the known keys in it that nothing here uses."""
 
     values: Mapping[str, str]
@@ -92,7 +92,7 @@ class _Reading:
         return number
 
 
-def read_settings(document: object, file: str, role: str) -> MissionSettings:
+def read_settings(document: object, file: str, role: str) -> RecipeSettings:
     """The settings in ``document``, which is the content of ``file``, for ``role``. ConfigError with every problem."""
     reading = _Reading(file, role)
     _read_sections(reading, document)
@@ -103,10 +103,10 @@ def read_settings(document: object, file: str, role: str) -> MissionSettings:
     _read_batch(reading, dp)
     if reading.problems:
         raise ConfigError(*reading.problems)
-    return MissionSettings(values=reading.values, ignored=tuple(reading.ignored))
+    return RecipeSettings(values=reading.values, ignored=tuple(reading.ignored))
 
 
-def check_pair(directory: str, prefill: MissionSettings, decode: MissionSettings) -> None:
+def check_pair(directory: str, prefill: RecipeSettings, decode: RecipeSettings) -> None:
     """ConfigError where the files of one directory can never form a pair."""
     sizes = [one.values.get("block_size", _DEFAULT_BLOCK_SIZE) for one in (prefill, decode)]
     if sizes[0] != sizes[1]:

@@ -1,4 +1,4 @@
-"""The mission's files: what sets what, what is known and unused, and each sentence of refusal."""
+"""A recipe's files: what sets what, what is known and unused, and each sentence of refusal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcore.config.engine import ENGINE
-from pdcore.config.mission import MissionSettings, check_pair, read_settings
+from pdcore.config.recipe import RecipeSettings, check_pair, read_settings
 from pdcore.errors import ConfigError
 
 pytestmark = pytest.mark.unit
@@ -226,7 +226,7 @@ def test_block_sizes_that_never_pair_are_refused_with_both(
     with pytest.raises(
         ConfigError, match=r"dir: scheduler_config.block_size is \d+ in prefill.yaml and 64 in decode"
     ):
-        check_pair("dir", *(MissionSettings(values=one, ignored=()) for one in (prefill, decode)))
+        check_pair("dir", *(RecipeSettings(values=one, ignored=()) for one in (prefill, decode)))
 
 
 PARSE = {setting.name: setting.parse for setting in ENGINE}

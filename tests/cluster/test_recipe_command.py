@@ -1,4 +1,4 @@
-"""The mission's command line, section 7.4, as it stands there, with real processes. Loopback addresses are the machines."""
+"""The command line of cann-recipes-infer, word by word, with real processes. Loopback addresses are the machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 P0, P1, D0 = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 START_S: Final = 180.0
 ANSWER_S: Final = 60.0
-REQUEST: Final = {"model": "tiny", "prompt": "as the mission has it", "max_tokens": 8, "temperature": 0}
+REQUEST: Final = {"model": "tiny", "prompt": "as the recipe has it", "max_tokens": 8, "temperature": 0}
 YAML: Final = """
 model_config:
   model_name: "tiny"
@@ -41,7 +41,7 @@ scheduler_config:
 
 
 class Serving:
-    """Starts ``pdcore serve`` processes in a directory with the mission's two files."""
+    """Starts ``pdcore serve`` processes in a directory with a recipe's two files."""
 
     def __init__(self, cluster: Cluster, prefill_machines: Sequence[str], stack: ExitStack) -> None:
         self.cluster = cluster
@@ -52,7 +52,7 @@ class Serving:
             (cluster.directory / f"{role}.yaml").write_text(text)
 
     def start(self, role: str, index: int, machine: str, *flags: str) -> Engine:
-        """The parent on ``machine``, with the words of section 7.4."""
+        """The parent on ``machine``, with the words of the design document's section 7.4."""
         port = {"prefill": 8001, "decode": 8100}[role]
         master = self._prefill[0] if role == "prefill" else D0
         arguments = [

@@ -1,4 +1,4 @@
-"""The mission's flags in one table: what each one stands for here.
+"""The flags of cann-recipes-infer's ``server.py`` in one table: what each one stands for here.
 
 Both spellings of a flag work, with dashes and with underscores; a list takes every word up to the next flag.
 """
@@ -20,8 +20,8 @@ Given = Mapping[str, str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MissionFlag:
-    """One flag of the mission. ``setting`` is the one of ours that it sets; without it, ``help`` says what it does."""
+class RecipeFlag:
+    """One flag of theirs. ``setting`` is the one of ours that it sets; without it, ``help`` says what it does."""
 
     name: str
     help: str
@@ -35,42 +35,42 @@ class MissionFlag:
         return "--" + self.name.replace("_", "-")
 
 
-MISSION: Final = (
-    MissionFlag(
+RECIPE_FLAGS: Final = (
+    RecipeFlag(
         name="yaml_file_path", setting="config", metavar="FILE", help="The role's YAML file: --config."
     ),
-    MissionFlag(
+    RecipeFlag(
         name="engine_backend", setting="transfer_engine", metavar="NAME", help="mooncake: --transfer-engine."
     ),
-    MissionFlag(
+    RecipeFlag(
         name="node_index",
         metavar="K",
         parse=integer(0, 1023),
         help="Which machine of its role this is, counted over all instances.",
     ),
-    MissionFlag(
+    RecipeFlag(
         name="ips",
         many=True,
         metavar="IP...",
         help="The machines of this role, or prefill's and then decode's.",
     ),
-    MissionFlag(name="prefill_ips", many=True, metavar="IP...", help="All prefill machines."),
-    MissionFlag(name="decode_ips", many=True, metavar="IP...", help="All decode machines."),
-    MissionFlag(
+    RecipeFlag(name="prefill_ips", many=True, metavar="IP...", help="All prefill machines."),
+    RecipeFlag(name="decode_ips", many=True, metavar="IP...", help="All decode machines."),
+    RecipeFlag(
         name="master_node",
         metavar="IP",
         help="The role's first machine, which says where in --ips it begins.",
     ),
-    MissionFlag(
+    RecipeFlag(
         name="bootstrap_host", metavar="IP", help="This machine's address, or that of its instance's leader."
     ),
-    MissionFlag(name="prefill_addrs", many=True, metavar="IP...", help="For --role router only."),
-    MissionFlag(name="decode_addrs", many=True, metavar="IP...", help="For --role router only."),
+    RecipeFlag(name="prefill_addrs", many=True, metavar="IP...", help="For --role router only."),
+    RecipeFlag(name="decode_addrs", many=True, metavar="IP...", help="For --role router only."),
 )
 """``--role``, ``--devices-per-node`` and ``--bootstrap-port`` are not here: they are settings of ours by the same name."""
 
 
-class MissionCommand(click.Command):
+class RecipeCommand(click.Command):
     """A command whose list flags take several words."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -82,16 +82,16 @@ def dashed(token: str) -> str:
     return token.replace("_", "-")
 
 
-def mission_options(command: CommandT) -> CommandT:
-    """Give a click command the mission's flags."""
-    for one in reversed(MISSION):
+def recipe_options(command: CommandT) -> CommandT:
+    """Give a click command the flags of the table."""
+    for one in reversed(RECIPE_FLAGS):
         command = click.option(one.flag, one.name, metavar=one.metavar, help=one.help)(command)
     return command
 
 
 def gathered(arguments: Sequence[str]) -> list[str]:
     """The command line with the words of each list flag in one: ``--ips a b`` becomes ``--ips=a b``."""
-    lists = {one.flag for one in MISSION if one.many}
+    lists = {one.flag for one in RECIPE_FLAGS if one.many}
     found: list[str] = []
     taking = False
     for word in arguments:
@@ -122,9 +122,9 @@ def machine_lists(given: Given, role: str) -> Lists:
 
 def as_settings(given: Given) -> dict[str, str | None]:
     """``given`` by the names of our settings: the table's flags give their value to the setting that they stand for."""
-    names = {one.name for one in MISSION}
+    names = {one.name for one in RECIPE_FLAGS}
     flags = {name: value for name, value in given.items() if name not in names}
-    for one in MISSION:
+    for one in RECIPE_FLAGS:
         value = _value(given, one.name) if one.setting else None
         if one.setting is None or value is None:
             continue
@@ -136,7 +136,7 @@ def as_settings(given: Given) -> dict[str, str | None]:
 
 
 def _value(given: Given, name: str) -> str | None:
-    one = next(flag for flag in MISSION if flag.name == name)
+    one = next(flag for flag in RECIPE_FLAGS if flag.name == name)
     value = given.get(name)
     if value is not None:
         try:
