@@ -9,6 +9,7 @@ during the whole life. Nothing here computes: text is :mod:`pdcore.engine.genera
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
 import shutil
@@ -176,6 +177,8 @@ class Leader:
         self._state.context_length = record.compat.context_length
         self._state.kv_tokens = min(rank.kv_tokens for rank in self._instance.ready.values())
         self._state.dp_size = record.dp_size
+        gc.collect()  # what is here stays: nobody is answered while it is looked through once more
+        gc.freeze()
         self._state.enter("serving", "its record is on its way to the store")
         await self._announce()
         log.info("leader serving", models=",".join(record.models), kv_tokens=record.kv_tokens)
