@@ -35,11 +35,12 @@ def calls_of_a_step(waiting: int, known: int = 100, *, arrives: bool = False) ->
         scheduler.add(start(f"r{number}", known, max_tokens=10_000), 0)
     _step(scheduler, 0)
     assert scheduler.statistics().running == RUNNING
+    large = tuple(range(blocks.tokens - 1))
     for number in range(waiting):
-        scheduler.add(start(f"w{number}", blocks.tokens - 1, max_tokens=100), 0)
+        scheduler.add(start(f"w{number}", large, max_tokens=100), 0)
     _step(scheduler, 0)
     if arrives:
-        scheduler.add(start("late", blocks.tokens - 1, max_tokens=100), 0)
+        scheduler.add(start("late", large, max_tokens=100), 0)
     count = 0
 
     def note(frame: FrameType, event: str, argument: object) -> None:
@@ -65,6 +66,6 @@ def test_a_step_does_a_fixed_number_of_things_for_each_running_request() -> None
 
 
 def test_it_costs_nothing_more_to_have_many_waiting_or_long_contexts() -> None:
-    assert calls_of_a_step(0, known=4000) == calls_of_a_step(0)
+    assert calls_of_a_step(0, known=1000) == calls_of_a_step(0)
     assert calls_of_a_step(1000) == calls_of_a_step(1)
     assert calls_of_a_step(1000, arrives=True) == calls_of_a_step(100, arrives=True)

@@ -112,6 +112,17 @@ def test_a_quarantined_hand_off_keeps_its_slot() -> None:
     assert [item.request_id for item in d.admit()] == ["b"]
 
 
+def test_a_request_whose_kv_is_on_its_way_has_its_place_in_the_batch() -> None:
+    d = Decode(max_batch=2)
+    for room in (1, 2, 3):
+        d.scheduler.add(start(str(room), room=room), 0)
+    first, second = d.open()
+    d.scheduler.arrived(first, 42, 5)
+    assert d.open() == []
+    d.scheduler.failed(second)
+    assert len(d.open()) == 1, "one in quarantine will not come back"
+
+
 def test_growth_of_the_admitted_is_kept_free() -> None:
     d = Decode(blocks=6, reserved_tokens=4)
     for room in (1, 2):

@@ -105,9 +105,9 @@ def test_long_random_lives_leave_nothing_behind(role: Role, block_sizes: tuple[i
 
 def _in_place(role: Role, place: Place) -> tuple[World, str] | None:
     """A world that has just brought a request to ``place``, and its name; None if this role never does."""
-    for seed in range(6):
+    for seed in range(2):
         world, dice = World(role), random.Random(seed)
-        for _ in range(300):
+        for _ in range(100):
             for request in world.scheduler._requests.values():
                 if request.place is place:
                     return world, request.request_id
@@ -115,7 +115,9 @@ def _in_place(role: Role, place: Place) -> tuple[World, str] | None:
     return None
 
 
-FOUND = {(role, place): _in_place(role, place) for role in ROLES for place in Place}
+FOUND = {
+    (role, place): _in_place(role, place) for role in ROLES for place in Place if place is not Place.ENDED
+}
 REACHED = [pair for pair, found in FOUND.items() if found is not None]
 
 
