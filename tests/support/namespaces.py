@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import shutil
@@ -9,7 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TextIO
 
 import pytest
 
@@ -44,6 +45,16 @@ class LoneMachine:
     @property
     def run(self) -> tuple[str, ...]:
         return ("ip", "netns", "exec", self.name)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """This thread, and what it starts (threads, processes), is on that machine within the block."""
+        with open("/proc/thread-self/ns/net") as here, open(f"/run/netns/{self.name}") as there:
+            _enter(there)
+            try:
+                yield
+            finally:
+                _enter(here)
 
 
 def require_namespaces() -> None:
@@ -92,6 +103,12 @@ def a_machine_alone() -> Iterator[LoneMachine]:
         yield LoneMachine(name)
     finally:
         _ip("netns", "del", name)
+
+
+def _enter(namespace: TextIO) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespace.fileno(), 0):
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 def _ip(*arguments: str) -> None:
