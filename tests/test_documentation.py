@@ -80,7 +80,8 @@ def _check_pdcore(arguments: list[str]) -> None:
         for option in parameter.opts
         if isinstance(parameter, click.Option)
     }
-    assert {word for word in arguments if word.startswith("--")} <= known
+    spelled = command.context_settings.get("token_normalize_func", str)
+    assert {spelled(word.partition("=")[0]) for word in arguments if word.startswith("--")} <= known
 
 
 def _check_module(arguments: list[str]) -> None:
