@@ -15,10 +15,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from pdcore.engine.kv.blocks import BlockLists as BlockLists
 from pdcore.errors import ErrorCode
-
-BlockLists = tuple[tuple[int, ...], ...]
-"""Block ids of one request: one list per KV group, in the layout's order."""
 
 MAX_TOP_LOGPROBS: Final = 20
 
