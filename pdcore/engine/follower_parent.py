@@ -123,9 +123,11 @@ class FollowerParent:
             await line.say(Ended(why=ending.why))
             if ending.status != OK:
                 self._ranks.kill()
-            await self._ranks.reap()
             if ending.departure is not None:
-                await registration.leave(ending.departure)
+                await registration.leave(
+                    ending.departure
+                )  # before ranks end in order: their exit is no death
+            await self._ranks.reap()
         return ending.status
 
     # finding the leader
@@ -174,13 +176,15 @@ class FollowerParent:
         except ParentLost as lost:
             self._end(RANK_DIED, str(lost), "died")
         else:
-            self._end(end.status, f"the leader ends: {end.why}", None)
+            self._end(
+                end.status, f"the leader ends: {end.why}", "died" if end.status == RANK_DIED else "left"
+            )
 
     async def _watch_departure(self, follower: Follower, incarnation: str) -> None:
         """The keyspace hears of the leader's death first."""
         assert self._config.instance_id is not None
         await wait_departed(follower, self._config.instance_id, incarnation)
-        self._end(RANK_DIED, "the instance leaves the keyspace", None)
+        self._end(RANK_DIED, "the instance leaves the keyspace", "died")
 
     async def _watch_claim(self, registration: Registration) -> None:
         lost = await registration.wait_superseded()

@@ -305,9 +305,12 @@ class Leader:
             self._instance.ranks.kill()  # the others wait in vain, and whoever ordered an end waits for what they hold
         if self._dispatch.fail_all(self._loss_code(ending), ending.why):
             await self._let_answers_leave()
-        await self._instance.end(ending)
+        if ending.status == RANK_DIED:
+            await self._instance.end(ending)  # first, so that no rank is left anywhere while the store is away
         if ending.departure is not None:
             await self._registration.leave(ending.departure)
+        if ending.status != RANK_DIED:
+            await self._instance.end(ending)
         await self._instance.stop()
 
     def _loss_code(self, ending: Ending) -> ErrorCode:

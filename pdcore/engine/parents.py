@@ -22,7 +22,7 @@ from pdcore.engine.messages import Ready
 from pdcore.topology.keys import RankPosition
 
 BEAT_S: Final = 0.5
-SILENCE_S: Final = 5.0
+SILENCE_S: Final = 10.0
 MAX_MESSAGE_BYTES: Final = 16 << 20
 MOST_UNREAD: Final = 256
 GARBLED_SHOWN: Final = 1
