@@ -82,14 +82,18 @@ class Inbound:
         self.linked = True
         self._tell(Linked(self.introduction.token, self.introduction.nbytes))
         while True:
-            head = tcp_link.read_head((yield from self._take(tcp_link.HEAD.size)))
-            if head.kind is Kind.BELL:
-                self._tell(Rung(self.introduction.token, head.seq))
-                continue
-            outcome = yield from self._land(head)
-            if head.kind is Kind.RECORD and outcome is Outcome.LANDED:
-                self._tell(Rung(self.introduction.token, head.seq))
-            yield from self._say(tcp_link.ack(outcome, head.seq))
+            yield select.EPOLLIN  # the other links have their turn after every frame
+            yield from self._serve(tcp_link.read_head((yield from self._take(tcp_link.HEAD.size))))
+
+    def _serve(self, head: Head) -> _Steps:
+        rung = Rung(self.introduction.token, head.seq)
+        if head.kind is Kind.BELL:
+            self._tell(rung)
+            return
+        outcome = yield from self._land(head)
+        if head.kind is Kind.RECORD and outcome is Outcome.LANDED:
+            self._tell(rung)
+        yield from self._say(tcp_link.ack(outcome, head.seq))
 
     def _introduce(self) -> _Steps:
         mine = self.introduction

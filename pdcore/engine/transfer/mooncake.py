@@ -11,6 +11,7 @@ timeout: ``Lost`` comes that long after the link's end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -18,7 +19,7 @@ from typing import Final
 from pdcore.clock import Clock, SystemClock
 from pdcore.engine.transfer.engine import EngineCaps
 from pdcore.engine.transfer.memory import Region
-from pdcore.engine.transfer.mooncake_library import Engine
+from pdcore.engine.transfer.mooncake_library import Engine, Library, load
 from pdcore.engine.transfer.mooncake_receiver import MooncakeReceiver
 from pdcore.engine.transfer.mooncake_sender import MooncakeSender
 from pdcore.engine.transfer.tcp_sender import TcpSender
@@ -31,7 +32,7 @@ class MooncakeEngine:
     """See :class:`pdcore.engine.transfer.engine.TransferEngine`.
 
     ``protocol`` tcp, rdma or ascend; ``device`` is the library's own word for which of them (empty: its choice).
-    ``timeout_s`` is the library's, at least 5.
+    ``timeout_s`` is the library's, at least 5. ``load`` makes the library's object.
     """
 
     bind_ip: str
@@ -40,6 +41,7 @@ class MooncakeEngine:
     secret: bytes = field(default=b"", repr=False)
     timeout_s: int = 5
     clock: Clock = field(default_factory=SystemClock)
+    load: Callable[[str, int], Library] = load
 
     @property
     def name(self) -> str:
@@ -75,4 +77,4 @@ class MooncakeEngine:
         return MooncakeSender(source, control=control, engine=self._engine(), clock=self.clock)
 
     def _engine(self) -> Engine:
-        return Engine(self.bind_ip, self.protocol, self.device, self.timeout_s)
+        return Engine(self.bind_ip, self.protocol, self.device, self.timeout_s, self.load)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
+from collections.abc import Callable
 from typing import Final, Protocol, cast
 
 from pdcore.errors import ConfigError
@@ -55,8 +56,11 @@ def load(protocol: str, timeout_s: int) -> Library:
 class Engine:
     """An initialized library, by ``with``, and what is registered with it."""
 
-    def __init__(self, host: str, protocol: str, device: str, timeout_s: int) -> None:
+    def __init__(
+        self, host: str, protocol: str, device: str, timeout_s: int, load: Callable[[str, int], Library]
+    ) -> None:
         self._where = (host, protocol, device)
+        self._load = load
         self._timeout_s = timeout_s
         self._registered: list[int] = []
         self._lock = threading.Lock()
@@ -65,7 +69,7 @@ class Engine:
     def open(self) -> None:
         """Load and initialize; ``ConfigError`` when that fails."""
         host, protocol, device = self._where
-        self._library = load(protocol, self._timeout_s)
+        self._library = self._load(protocol, self._timeout_s)
         status = self._library.initialize(host, "P2PHANDSHAKE", protocol, device)
         if status != 0:
             raise ConfigError(
