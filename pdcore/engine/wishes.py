@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from pdcore import telemetry
 from pdcore.clock import Clock
@@ -16,7 +17,6 @@ from pdcore.errors import StoreError
 from pdcore.registry import ordering
 from pdcore.registry.lease import retry_after_s
 from pdcore.registry.operator import give_order
-from pdcore.registry.ordering import Decision, Leave, Standing
 from pdcore.registry.store import Store
 from pdcore.topology.keys import Keyspace
 
@@ -47,7 +47,10 @@ class Wishes:
         for failures in range(1, 8):
             try:
                 ordered = await give_order(
-                    self.store, self.keyspace, wish.instance_id, lambda standing: self._decide(wish, standing)
+                    self.store,
+                    self.keyspace,
+                    wish.instance_id,
+                    partial(ordering.end_start, incarnation=wish.incarnation, by=self.by),
                 )
             except StoreError as error:
                 log.warning("end not ordered yet", peer=wish.instance_id, reason=str(error))
@@ -61,11 +64,3 @@ class Wishes:
                     consequence=ordered.decision.sentence,
                 )
                 return
-
-    def _decide(self, wish: EndPeer, standing: Standing) -> Decision:
-        record = standing.record
-        if record is None or record.incarnation != wish.incarnation:
-            return Leave(
-                order=None, sentence=f"incarnation {wish.incarnation} has left already, no end is ordered"
-            )
-        return ordering.end(standing, by=self.by)

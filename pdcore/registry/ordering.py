@@ -122,20 +122,31 @@ def undrain(standing: Standing) -> Decision:
 
 def end(standing: Standing, *, by: str) -> Decision:
     """Have every process of the incarnation that stands killed."""
-    record, given, name = standing.record, standing.given, standing.instance_id
+    record = standing.record
     if record is None:
         return Refuse(sentence=_unknown(standing))
-    order = OrderRecord(kind="end", incarnation=record.incarnation, sticky=False, by=by)
-    if given is not None and meaning(given, record.incarnation) == "end":
+    return _end(standing, record.incarnation, by)
+
+
+def end_start(standing: Standing, incarnation: str, *, by: str) -> Decision:
+    """Have every process of ``incarnation`` killed, also while no record of it stands: the silent are not gone."""
+    record, name = standing.record, standing.instance_id
+    if record is not None and record.incarnation != incarnation:
+        return Refuse(sentence=f"{name} has another start already (incarnation {record.incarnation})")
+    return _end(standing, incarnation, by)
+
+
+def _end(standing: Standing, incarnation: str, by: str) -> Decision:
+    given, name = standing.given, standing.instance_id
+    order = OrderRecord(kind="end", incarnation=incarnation, sticky=False, by=by)
+    if given is not None and meaning(given, incarnation) == "end":
         return Leave(order=given, sentence=f"{name} is ordered to end already, by {given.by}")
     if given is not None and binds_every_start(given):
         return Refuse(
             sentence=f"{name} is under a sticky order to {given.kind} by {given.by}, which an order to end would "
             "replace; undrain it first"
         )
-    return Give(
-        order=order, sentence=f"{name} ends (incarnation {record.incarnation}): its processes are killed"
-    )
+    return Give(order=order, sentence=f"{name} ends (incarnation {incarnation}): its processes are killed")
 
 
 def is_carried_out(kind: OrderKind, incarnation: str | None, instance: Instance | None) -> bool:

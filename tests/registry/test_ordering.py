@@ -70,6 +70,16 @@ def test_what_is_so_already_is_left() -> None:
     assert isinstance(ordering.undrain(standing()), Leave)
 
 
+def test_one_start_can_be_ordered_to_end_while_its_record_is_withdrawn() -> None:
+    for found in (standing(), standing(up=False), standing(order_record("end", "older"), up=False)):
+        ended = ordering.end_start(found, "inc-1", by="me")
+        assert isinstance(ended, Give)
+        assert ended.order == OrderRecord(kind="end", incarnation="inc-1", sticky=False, by="me")
+    assert isinstance(ordering.end_start(standing(), "older", by="me"), Refuse), "not the one that stands"
+    again = ordering.end_start(standing(order_record("end"), up=False), "inc-1", by="me")
+    assert isinstance(again, Leave)
+
+
 def test_nobody_orders_around_an_order_to_end_or_a_sticky_one() -> None:
     for decision in (
         drain(standing(order_record("end"))),
