@@ -24,15 +24,27 @@ import zmq
 
 from pdcore.clock import SystemClock
 from pdcore.engine.kv.layout import KvLayout
+from pdcore.engine.transfer.mapping import GroupSizes
 from pdcore.engine.transfer.memory import address_of
-from pdcore.engine.transfer.orders import PrefillPeer
-from pdcore.engine.transfer.receiving import Arrived, HandoffFailed, ReceivingSession
-from pdcore.engine.transfer.sending import Handshaken, SendFailed, SendingSession
+from pdcore.engine.transfer.orders import (
+    Arrived,
+    Expect,
+    HandoffFailed,
+    Handshaken,
+    Open,
+    PrefillGroup,
+    PrefillPeer,
+    Send,
+    SendFailed,
+)
+from pdcore.engine.transfer.receiving import ReceivingSession
+from pdcore.engine.transfer.sending import SendingSession
 from pdcore.engine.transfer.shm import ShmEngine
 from pdcore.engine.transfer.wire import RankIdentity
 
 LAYOUT = KvLayout.dense(layers=30, kv_heads=3, head_dim=64, block_size=16, itemsize=4, dtype_name="float32")
-BUDGET_S = 30.0
+BUDGET_MS = 30_000
+ONE = GroupSizes(1, 1)
 
 
 def timed(action: Callable[[], object]) -> float:
@@ -45,7 +57,6 @@ def timed(action: Callable[[], object]) -> float:
 def hand_off(prefill: SendingSession, decode: ReceivingSession, room: int, blocks: tuple[int, ...]) -> None:
     """One room from leg to arrival, both sessions turned by this thread."""
     clock = SystemClock()
-    deadline = clock.now() + BUDGET_S
     tokens = len(blocks) * LAYOUT.block_size
     where = prefill.endpoint
     peer = PrefillPeer(
@@ -58,8 +69,23 @@ def hand_off(prefill: SendingSession, decode: ReceivingSession, room: int, block
         rank_port=where.rank_port,
         transfer=where.transfer,
     )
-    prefill.expect(room=room, expected_peer="d1", prompt_len=tokens, deadline=deadline)
-    decode.open(room=room, peer=peer, blocks=blocks, prompt_len=tokens, deadline=deadline)
+    group = PrefillGroup(
+        instance_id="p", incarnation="p1", dp=0, dp_size=1, cp_size=1, tp_size=1, ranks=(peer,)
+    )
+    prefill.obey(
+        Expect(room=room, expected_peer="d1", prompt_len=tokens, remaining_ms=BUDGET_MS), clock.now()
+    )
+    decode.obey(
+        Open(
+            handoff=room,
+            room=room,
+            prefill=group,
+            blocks=(blocks,),
+            prompt_len=tokens,
+            remaining_ms=BUDGET_MS,
+        ),
+        clock.now(),
+    )
     poller = zmq.Poller()
     for pollable in [*prefill.pollables(), *decode.pollables()]:
         poller.register(pollable, zmq.POLLIN)
@@ -67,7 +93,8 @@ def hand_off(prefill: SendingSession, decode: ReceivingSession, room: int, block
         poller.poll(100)
         for sent in prefill.poll(clock.now()):
             if isinstance(sent, Handshaken):
-                prefill.send(room, blocks, 1, tokens)
+                order = Send(room=room, blocks=(blocks,), first_token=1, kv_len=tokens)
+                prefill.obey(order, clock.now())
             elif isinstance(sent, SendFailed):
                 raise SystemExit(sent.message)
         for received in decode.poll(clock.now()):
@@ -101,7 +128,9 @@ def measure(mib: int, rounds: int, *, fragmented: bool) -> dict[str, object]:
         tempfile.TemporaryDirectory(prefix="pdcore-bench-") as directory,
         SendingSession(
             layout=LAYOUT,
+            blocks=(count,),
             source=memoryview(source),
+            sizes=ONE,
             identity=RankIdentity(instance_id="p", incarnation="p1"),
             engine=engine,
             bind_ip="127.0.0.1",
@@ -111,8 +140,9 @@ def measure(mib: int, rounds: int, *, fragmented: bool) -> dict[str, object]:
         ) as prefill,
         ReceivingSession(
             layout=LAYOUT,
-            blocks_total=count,
-            slots_total=4,
+            blocks=(count,),
+            slots=4,
+            sizes=ONE,
             identity=RankIdentity(instance_id="d", incarnation="d1"),
             engine=engine,
             context=context,

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import zmq
 
@@ -21,7 +22,7 @@ from pdcore.engine.scheduler.decode import DecodeScheduler
 from pdcore.engine.scheduler.limits import SchedulerLimits
 from pdcore.engine.scheduler.prefill import PrefillScheduler
 from pdcore.engine.scheduler.unified import UnifiedScheduler
-from pdcore.engine.sides import DecodeSide, NoSide, PrefillSide, Side
+from pdcore.engine.sides import NoSide, Side
 from pdcore.engine.transfer.mapping import GroupSizes, RankMapping, spread_of
 from pdcore.engine.transfer.offered import OfferedEngines
 from pdcore.engine.transfer.orders import DecodeGroup
@@ -29,6 +30,9 @@ from pdcore.engine.transfer.receiving import ReceivingSession
 from pdcore.engine.transfer.sending import SendingSession
 from pdcore.engine.transfer.wire import RankIdentity
 from pdcore.topology.keys import RankPosition
+
+_SOURCES_MOST: Final = 16
+"""A hand-off takes a slot per source rank; one from a group with more sources takes the slots of several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,11 @@ class Surroundings:
     def shard(self) -> KvLayout:
         """What this rank holds of the layout."""
         return self.layout.shard(self.spec.tp_size, self.spec.tp)
+
+    @property
+    def group_sizes(self) -> GroupSizes:
+        """How many ranks the DP group has."""
+        return GroupSizes(cp=self.spec.cp_size, tp=self.spec.tp_size)
 
     @property
     def identity(self) -> RankIdentity:
@@ -129,7 +138,7 @@ def _writers_to(around: Surroundings) -> Participants:
 
     def participants(decode: DecodeGroup) -> Collection[RankPosition]:
         mapping = RankMapping(
-            prefill=GroupSizes(cp=spec.cp_size, tp=spec.tp_size),
+            prefill=around.group_sizes,
             decode=GroupSizes(cp=decode.cp_size, tp=decode.tp_size),
             layout=around.layout,
             spread=spread_of(decode.instance_id, decode.dp),
@@ -144,7 +153,9 @@ def _prefill(around: Surroundings) -> RoleParts:
     session = around.stack.enter_context(
         SendingSession(
             layout=around.layout,
+            blocks=(around.blocks,),
             source=memory,
+            sizes=around.group_sizes,
             identity=around.identity,
             engine=around.engine,
             bind_ip=around.spec.rank_ip,
@@ -158,7 +169,7 @@ def _prefill(around: Surroundings) -> RoleParts:
     )
     endpoint = session.endpoint
     return RoleParts(
-        side=PrefillSide(session),
+        side=session,
         memory=memory,
         rank_ip=endpoint.rank_ip,
         rank_port=endpoint.rank_port,
@@ -170,8 +181,9 @@ def _decode(around: Surroundings) -> RoleParts:
     session = around.stack.enter_context(
         ReceivingSession(
             layout=around.layout,
-            blocks_total=around.blocks,
-            slots_total=around.limits.slots,
+            blocks=(around.blocks,),
+            slots=around.limits.slots * _SOURCES_MOST,
+            sizes=around.group_sizes,
             identity=around.identity,
             engine=around.engine,
             context=around.context,
@@ -179,7 +191,7 @@ def _decode(around: Surroundings) -> RoleParts:
         )
     )
     return RoleParts(
-        side=DecodeSide(session),
+        side=session,
         memory=session.region_buffer,
         rank_ip=around.spec.rank_ip,
         rank_port=None,

@@ -1,139 +1,122 @@
 """Decode's session: owns the KV memory, asks prefill ranks for rooms, and says what became of them.
 
-A thin shell round :class:`ReceiveLedger`. The rank's single-threaded loop calls ``open`` and ``abort`` as requests come
-and go, ``poll`` once per turn, and sleeps on ``pollables`` until ``next_wake``. Nothing blocks.
+A thin shell round :class:`ReceiveLedger` and :class:`Gathering`, and a decode rank's side of hand-offs. The rank's
+single-threaded loop calls ``obey`` as orders come, ``poll`` once per turn, and sleeps on ``pollables`` until
+``next_wake``. Nothing blocks.
 
-Per prefill rank there is one link: the engine's (memory offered, fence) and a DEALER socket to the address the
-keyspace names. Handshakes wait until the peer answered hello, so what was never asked needs no draining.
+Per prefill rank there is one :class:`PrefillLink`. Handshakes wait until the peer answered hello, so what was never
+asked needs no draining.
 """
 
 from __future__ import annotations
 
 import math
-import secrets
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Hashable, Iterable
+from contextlib import ExitStack
 from types import TracebackType
-from typing import Final, Self
+from typing import Literal, Self
 
 import zmq
 
 from pdcore.clock import Clock
 from pdcore.engine.kv.layout import KvLayout
-from pdcore.engine.transfer import channel, wire
-from pdcore.engine.transfer.engine import Linked, Lost, Rung, TransferEngine
+from pdcore.engine.transfer import asking, aux_record, channel, wire
+from pdcore.engine.transfer.asking import Asker
+from pdcore.engine.transfer.aux_record import AUX_BYTES
+from pdcore.engine.transfer.blame import Blame
+from pdcore.engine.transfer.engine import Linked, Lost, Revoked, Rung, TransferEngine
+from pdcore.engine.transfer.failures import FailureCounts, RequestReason, given_up
+from pdcore.engine.transfer.gathering import Gathering, GiveUp, Part
+from pdcore.engine.transfer.gauges import SideGauges
+from pdcore.engine.transfer.liveness import Liveness
+from pdcore.engine.transfer.mapping import GroupSizes
 from pdcore.engine.transfer.memory import Region
-from pdcore.engine.transfer.orders import PrefillPeer
-from pdcore.engine.transfer.plan import RegionShape, block_problem
-from pdcore.engine.transfer.receive_ledger import (
-    Arrived,
+from pdcore.engine.transfer.orders import (
+    AbortHandoff,
+    DecodeEvent,
     Drained,
-    Effect,
-    Entry,
+    FirstLogprobs,
     HandoffFailed,
-    ReceiveEvent,
+    Open,
+    Order,
+    PrefillPeer,
+)
+from pdcore.engine.transfer.plan import RegionShape
+from pdcore.engine.transfer.prefill_link import PeerKey, PrefillLink, key_of
+from pdcore.engine.transfer.probing import Probing
+from pdcore.engine.transfer.receive_ledger import (
+    Allow,
+    Delivered,
+    Effect,
+    Ended,
+    Freed,
     ReceiveLedger,
+    Revoke,
     Tell,
 )
-from pdcore.engine.transfer.slot import SlotArray
-from pdcore.errors import PeerGone, TransferTimeout
+from pdcore.engine.transfer.receive_statistics import ReceiveStatistics, peer_down
+from pdcore.engine.transfer.send_ledger import SILENCE_S
+from pdcore.engine.transfer.slot import SLOT_BYTES, SlotArray
+from pdcore.errors import ErrorCode, PeerGone
 from pdcore.telemetry import logger
 
-_MESSAGES_PER_POLL: Final = 64
-
-__all__ = ["Arrived", "Drained", "HandoffFailed", "ReceiveEvent", "ReceiveStatistics", "ReceivingSession"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiveStatistics:
-    """``rooms`` wait for their KV; ``quarantined`` seqs are over but their memory may still be written."""
-
-    slots_total: int
-    slots_used: int
-    rooms: int
-    quarantined: int
-    in_doubt: int
-    blocks_held: int
-    peers: int
-    malformed: int
-
-
-@dataclass(slots=True, kw_only=True)
-class _Peer:
-    """One prefill rank. ``token`` and ``socket`` are set once the engine's link exists."""
-
-    identity: PrefillPeer
-    outbox: channel.Outbox
-    token: bytes = b""
-    socket: zmq.Socket[bytes] | None = None
-    welcomed: bool = False
-    retry_at: float = -math.inf
-    malformed: int = 0
-
-    @property
-    def key(self) -> tuple[str, str, int, int, int]:
-        """Which start of which rank."""
-        return _key(self.identity)
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        p = self.identity
-        return f"prefill {p.instance_id} rank {p.dp}.{p.cp}.{p.tp} (incarnation {p.incarnation})"
+__all__ = ["ReceiveStatistics", "ReceivingSession"]
 
 
 class ReceivingSession:
-    """See the module. ``resend_s`` is the first interval at which an unanswered message is repeated."""
+    """See the module. ``layout`` is the whole model's, ``blocks`` counts this rank's per KV group; ``resend_s`` is the
+    first interval at which an unanswered message is repeated."""
 
     def __init__(
         self,
         *,
         layout: KvLayout,
-        blocks_total: int,
-        slots_total: int,
+        blocks: tuple[int, ...],
+        slots: int,
+        sizes: GroupSizes,
         identity: wire.RankIdentity,
         engine: TransferEngine,
         context: zmq.Context[zmq.Socket[bytes]],
         clock: Clock,
+        probes: int = 256,
         resend_s: float = 0.2,
-        peer_share: float = 0.25,
-        total_share: float = 0.5,
+        silence_s: float = SILENCE_S,
     ) -> None:
-        self._shape = RegionShape(layout, (blocks_total,), slots_total)
-        self._identity = identity
+        self._shape = RegionShape(layout.shard(sizes.tp, identity.tp), blocks, slots, probes)
+        self._asker = Asker(identity, sizes, layout, self._shape)
         self._engine = engine
         self._context = context
         self._clock = clock
         self._resend_s = resend_s
+        self._silence_s = silence_s
         self._region = Region(self._shape.nbytes)
         self._receiver = engine.receiver(self._region)
-        self._ledger = ReceiveLedger(
-            slots_total=slots_total,
-            blocks_total=blocks_total,
-            resend_s=resend_s,
-            peer_share=peer_share,
-            total_share=total_share,
-        )
-        self._peers: dict[tuple[str, str, int, int, int], _Peer] = {}
-        self._slot_of: dict[int, int] = {}
-        self._pending: list[ReceiveEvent] = []
-        self._malformed = 0
+        self._ledger = ReceiveLedger(slots_total=slots, resend_s=resend_s)
+        self._gathering = Gathering()
+        self._links: dict[PeerKey, PrefillLink] = {}
+        self._pending: list[DecodeEvent] = []
+        self._failures = FailureCounts()
         self._log = logger(__name__)
+        self._blame = Blame(self._log, "malformed control message")
 
     def __enter__(self) -> Self:
-        self._region.__enter__()
-        self._receiver.__enter__()
-        self._slots = SlotArray(self._region.memory[self._shape.slots_offset :])
+        with ExitStack() as stack:
+            stack.enter_context(self._region)
+            stack.enter_context(self._receiver)
+            stack.callback(self._close_all)
+            memory = self._region.memory
+            shape = self._shape
+            slots_end = shape.slots_offset + shape.slots * SLOT_BYTES
+            self._slots = SlotArray(memory[shape.slots_offset : slots_end])
+            probes = memory[shape.nbytes - shape.probes * SLOT_BYTES : shape.nbytes]
+            self._probing = Probing(probes, self._receiver, self._ledger.next_seq, self._log)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for peer in list(self._peers.values()):
-            self._close(peer)
-        self._receiver.__exit__(kind, error, trace)
-        self._region.__exit__(kind, error, trace)
+        self._stack.close()
 
     @property
     def region_buffer(self) -> memoryview:
@@ -141,89 +124,76 @@ class ReceivingSession:
         return self._region.memory[: self._shape.pool_bytes]
 
     def pollables(self) -> list[int | zmq.Socket[bytes]]:
-        """What the loop sleeps on; ask again after every ``open`` and ``poll``."""
-        sockets = [peer.socket for peer in self._peers.values() if peer.socket is not None]
+        """What the loop sleeps on; ask again after every ``obey`` and ``poll``."""
+        sockets = [link.socket for link in self._links.values() if link.socket is not None]
         return [*self._receiver.pollables(), *sockets]
 
     def next_wake(self) -> float:
         """When ``poll`` has something to do even if nothing is readable; the past means now."""
         if self._pending:
             return -math.inf
-        retries = (peer.retry_at for peer in self._peers.values() if not peer.welcomed)
-        return min(self._ledger.next_wake(), min(retries, default=math.inf))
+        wakes = [link.liveness.next_wake(welcomed=link.welcomed) for link in self._links.values()]
+        hellos = [link.hello_at for link in self._links.values() if not link.welcomed]
+        return min(self._ledger.next_wake(), *wakes, *hellos, math.inf)
 
-    def can_open(self, peer: PrefillPeer, blocks: int) -> bool:
-        """Whether ``open`` of so many blocks would be taken now; else the request waits or gets a 503."""
-        return self._ledger.can_open(_key(peer), blocks)
+    def obey(self, order: Order, now: float) -> None:
+        """Do it; what comes of it is an event. ``ValueError`` for an ``Open`` that no leader may order: of no room, or
+        of blocks that do not hold the prompt."""
+        match order:
+            case Open():
+                self._open(order, now)
+            case AbortHandoff(handoff=handoff, code=code):
+                given = self._gathering.abort(handoff, code)
+                if given:
+                    self._failures.add(given_up(code), self._engine.name, "")
+                self._gather(given, now)
+            case _:
+                raise TypeError(f"a decode rank was ordered to {type(order).__name__}")
+        self._flush()
 
-    def open(
-        self, *, room: int, peer: PrefillPeer, blocks: tuple[int, ...], prompt_len: int, deadline: float
-    ) -> int:
-        """Ask ``peer`` for ``room``: its KV goes to the first blocks of ``blocks`` that the prompt needs.
-
-        Returns the seq. ``ApiError`` ``peer_backlog`` when no slot is free or a memory cap is reached; ``ValueError``
-        for blocks that cannot hold the prompt. That the peer cannot be reached comes as an event.
-        """
-        needed = self._shape.layout.blocks_for(prompt_len)
-        problem = block_problem(blocks, self._shape.blocks[0])
-        if problem is not None or len(blocks) < needed or not 1 <= room <= wire.MAX_ROOM:
-            raise ValueError(problem or f"room {room}: {len(blocks)} blocks for {prompt_len} tokens")
-        now = self._clock.now()
-        known = self._peers.get(_key(peer)) or _Peer(
-            identity=peer, outbox=channel.Outbox(2 * self._shape.slots + 1)
-        )
-        entry, effects = self._ledger.open(
-            room=room,
-            peer=known.key,
-            peer_name=known.name,
-            blocks=blocks,
-            prompt_len=prompt_len,
-            deadline=deadline,
-            now=now,
-        )
-        self._slots.watch(entry.slot, seq=entry.seq, room=room)
-        self._slot_of[entry.seq] = entry.slot
-        self._peers.setdefault(known.key, known)
-        self._apply(effects + self._reach(known, now))
-        self._flush(known)
-        return entry.seq
-
-    def abort(self, seq: int, now: float) -> None:
-        """The request is over for us; its memory is free at ``Drained``. Ended seqs are ignored."""
-        if seq in self._ledger:
-            peer = self._peers.get(_peer_key(self._ledger[seq]))
-            self._apply(self._ledger.abort(seq, "cancelled", now))
-            if peer is not None:
-                self._flush(peer)
-
-    def poll(self, now: float) -> list[ReceiveEvent]:
-        """Everything that happened since the last call. Reads the slot array once."""
-        lost = self._hear_links()
-        self._apply(self._read_slots(lost))
-        for peer in lost:
-            self._close(peer)
-            self._apply(self._ledger.lost(peer.key, "is gone"))
-        for peer in list(self._peers.values()):
-            self._apply(self._hear_control(peer, now))
-            self._apply(self._reach(peer, now))
-        self._apply(self._ledger.tick(now))
-        for peer in self._peers.values():
-            self._flush(peer)
+    def poll(self, now: float) -> list[DecodeEvent]:
+        """Everything that happened since the last call. Reads each slot array once."""
+        lost = self._hear_links(now)
+        self._read_slots(lost, now)
+        for link, why in lost.values():
+            self._close(link)
+            self._apply(self._ledger.lost(link.key, why), now)
+        for link in list(self._links.values()):
+            self._hear_control(link, now)
+            self._reach(link, now)
+        self._apply(self._ledger.tick(now), now)
+        for link in list(self._links.values()):
+            self._watch(link, now)
+        self._flush()
         events, self._pending = self._pending, []
         return events
 
     def statistics(self) -> ReceiveStatistics:
-        """Counts of this instant; all but the totals, ``peers`` and ``malformed`` are 0 when nothing is open."""
-        entries = list(self._ledger)
+        """Counts of this instant, and totals since the session opened."""
+        held = [entry for entry in self._ledger if entry.held]
         return ReceiveStatistics(
             slots_total=self._shape.slots,
             slots_used=self._ledger.slots_used,
-            rooms=sum(not entry.request_over for entry in entries),
-            quarantined=sum(entry.request_over for entry in entries),
-            in_doubt=sum(entry.in_doubt for entry in entries),
-            blocks_held=sum(len(entry.blocks) for entry in entries),
-            peers=len(self._peers),
-            malformed=self._malformed,
+            handoffs=len(self._gathering),
+            rooms=sum(not entry.request_over for entry in held),
+            quarantined=sum(entry.request_over for entry in held),
+            in_doubt=sum(entry.in_doubt for entry in held),
+            unanswered=len(self._ledger) - len(held),
+            peers=len(self._links),
+            peers_down=tuple(peer_down(link) for link in self._links.values() if link.liveness.down),
+            malformed=self._blame.malformed,
+            failures=self._failures.statistics(),
+        )
+
+    def gauges(self) -> SideGauges:
+        """The same for whoever asks every side."""
+        s = self.statistics()
+        return SideGauges(
+            slots_total=s.slots_total,
+            slots_used=s.slots_used,
+            rooms=s.handoffs,
+            peers_down=s.peers_down,
+            failures=s.failures,
         )
 
     def __repr__(self) -> str:
@@ -233,168 +203,228 @@ class ReceivingSession:
             f"{s.slots_used}/{s.slots_total} slots, {s.peers} peers>"
         )
 
+    # Opening
+
+    def _open(self, order: Open, now: float) -> None:
+        blocks = self._asker.blocks_of(order)
+        try:
+            sources = self._asker.sources_of(order.prefill)
+        except ValueError as unpaired:
+            self._refuse(order, "prefill_failed", "handshake", str(unpaired))
+            return
+        if len(sources) > self._ledger.slots_free:
+            free = f"{self._ledger.slots_free} slots are free, not {len(sources)}"
+            self._refuse(order, "peer_backlog", "admission", free)
+            return
+        effects: list[Effect] = []
+        seqs = []
+        for source in sources:
+            link = self._link_to(source)
+            entry, asked = self._ledger.open(
+                room=order.room,
+                peer=link.key,
+                peer_name=link.name,
+                blocks=blocks,
+                prompt_len=order.prompt_len,
+                deadline=now + order.remaining_ms / 1000,
+                now=now,
+            )
+            self._slots.watch(entry.slot, seq=entry.seq, room=order.room)
+            link.liveness.waits(now, True)
+            seqs.append(entry.seq)
+            effects += asked
+        self._gathering.open(order.handoff, seqs)
+        self._apply(effects, now)
+        for source in sources:
+            if (known := self._links.get(key_of(source))) is not None:
+                self._reach(known, now)
+
+    def _refuse(self, order: Open, code: ErrorCode, reason: RequestReason, message: str) -> None:
+        self._failures.add(reason, self._engine.name, "")
+        self._pending.append(HandoffFailed(handoff=order.handoff, code=code, message=message))
+        self._pending.append(Drained(handoff=order.handoff))
+
+    def _link_to(self, peer: PrefillPeer) -> PrefillLink:
+        key = key_of(peer)
+        if key not in self._links:
+            self._links[key] = PrefillLink(
+                identity=peer,
+                outbox=channel.Outbox(2 * self._shape.slots + 3),
+                liveness=Liveness(self._silence_s),
+                hello_s=self._resend_s,
+            )
+        return self._links[key]
+
     # Hearing
 
-    def _hear_links(self) -> list[_Peer]:
-        by_token = {peer.token: peer for peer in self._peers.values()}
-        lost: list[_Peer] = []
-        for news in self._receiver.drain():
-            peer = by_token.get(news.token)
+    def _hear_links(self, now: float) -> dict[PeerKey, tuple[PrefillLink, str]]:
+        """What the engine's links said; those that are lost, with why."""
+        lost: dict[PeerKey, tuple[PrefillLink, str]] = {}
+        heard = self._receiver.drain()
+        by_token = {link.token: link for link in self._links.values() if link.token} if heard else {}
+        for news in heard:
+            link = by_token.get(news.token)
+            if link is None:
+                continue
             match news:
-                case Rung(seq=seq) if peer is not None:
-                    self._ledger.rang(peer.key, seq)
-                case Linked() if peer is not None:
-                    peer.retry_at = -math.inf  # the hello it did not understand yet, again
-                case Lost() if peer is not None:
-                    lost.append(peer)
+                case Linked():
+                    link.hello_at = -math.inf
+                case Rung(seq=seq):
+                    self._ledger.rang(link.key, seq)
+                case Revoked(seq=seq):
+                    self._apply(self._ledger.revoked(link.key, seq), now)
+                case Lost(why=why):
+                    lost[link.key] = link, why
         return lost
 
-    def _read_slots(self, lost: Iterable[_Peer]) -> list[Effect]:
+    def _read_slots(self, fenced: Iterable[PeerKey], now: float) -> None:
         """Also after a loss: what a peer finished before its death counts, and its death made it visible."""
-        fenced = {peer.key for peer in lost}
-        effects: list[Effect] = []
+        lost = set(fenced)
         for _index, slot in self._slots.look():
+            if slot.seq not in self._ledger:
+                continue  # given up with another part of its hand-off, in this very loop
             entry = self._ledger[slot.seq]
-            if not self._engine.caps.requires_doorbell or entry.rung or entry.peer in fenced:
-                effects += self._ledger.wrote(slot.seq, slot)
-        return effects
+            if not self._engine.caps.requires_doorbell or entry.rung or entry.peer in lost:
+                self._apply(self._ledger.wrote(slot.seq, slot), now)
+        for link in self._probing.seen():
+            self._probing.end(link, now)
 
-    def _hear_control(self, peer: _Peer, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        if peer.socket is None:
-            return effects
-        for frames in channel.receive(peer.socket, _MESSAGES_PER_POLL):
+    def _hear_control(self, link: PrefillLink, now: float) -> None:
+        for frames in link.receive():
             try:
                 message = wire.read_to_decode(frames[0] if len(frames) == 1 else b"")
             except wire.MalformedFrame as error:
-                self._count_malformed(peer, error)
+                self._blame(link.name, str(error))
                 continue
-            if message.token == peer.token and self._peers.get(peer.key) is peer:
-                effects += self._take(peer, message, now)
-        return effects
+            if message.token == link.token and self._links.get(link.key) is link:
+                link.liveness.answered()
+                self._apply(self._take(link, message, now), now)
 
-    def _take(self, peer: _Peer, message: wire.ToDecode, now: float) -> list[Effect]:
+    def _take(self, link: PrefillLink, message: wire.ToDecode, now: float) -> list[Effect]:
         match message:
-            case wire.Welcome():
-                if peer.welcomed:
-                    return []
-                peer.welcomed = True
-                return self._ledger.linked(peer.key, now)
-            case wire.Refused(message=why):
-                if peer.welcomed:
-                    return []
-                self._close(peer)
-                return self._ledger.lost(peer.key, f"refused: {why}")
+            case wire.Welcome() if not link.welcomed:
+                link.welcomed = True
+                return self._ledger.linked(link.key, now)
+            case wire.Refused(message=why) if not link.welcomed:
+                self._close(link)
+                return self._ledger.lost(link.key, f"refused: {why}", "handshake")
             case wire.Accepted(seq=seq):
-                return self._ledger.accepted(peer.key, seq, now)
-            case wire.Failed() as f:
+                return self._ledger.accepted(link.key, seq)
+            case wire.Failed(seq=seq, code=code, message=why, reason=reason) as f:
                 return self._ledger.failed(
-                    peer.key, f.seq, f.code, f.message, drained=f.drained, in_doubt=f.in_doubt, now=now
+                    link.key, seq, code, why, reason, drained=f.drained, in_doubt=f.in_doubt, now=now
                 )
             case wire.Drained(seq=seq, in_doubt=in_doubt):
-                return self._ledger.drained(peer.key, seq, in_doubt=in_doubt)
-
-    def _count_malformed(self, peer: _Peer, error: wire.MalformedFrame) -> None:
-        self._malformed += 1
-        peer.malformed += 1
-        if peer.malformed == 1:
-            self._log.warning("malformed control message", peer=peer.name, error=str(error))
-
-    # Reaching
-
-    def _reach(self, peer: _Peer, now: float) -> list[Effect]:
-        """Connect, then say hello until it is answered."""
-        if peer.welcomed or now < peer.retry_at or peer.key not in self._peers:
-            return []
-        peer.retry_at = now + self._resend_s
-        if peer.socket is None:
-            try:
-                self._connect(peer)
-            except TransferTimeout:
-                return []
-            except PeerGone as error:
-                self._close(peer)
-                return self._ledger.lost(peer.key, f"cannot be reached: {error}")
-        peer.outbox.put("hello", wire.encode(self._hello(peer)))
+                return self._ledger.drained(link.key, seq, in_doubt=in_doubt)
+            case wire.ProbeFailed(seq=seq, message=why) if seq == link.liveness.probe_seq:
+                self._probing.end(link, now, why)
         return []
 
-    def _connect(self, peer: _Peer) -> None:
-        token = secrets.token_bytes(wire.TOKEN_BYTES)
-        self._receiver.connect(peer.identity.transfer, token)
-        peer.token = token
-        peer.socket = channel.open_socket(self._context, zmq.DEALER)
-        channel.connect(peer.socket, peer.identity.rank_ip, peer.identity.rank_port)
+    # Reaching and watching
 
-    def _hello(self, peer: _Peer) -> wire.Hello:
-        return wire.Hello(
-            token=peer.token,
-            version=wire.WIRE_VERSION,
-            decode=self._identity,
-            expected_incarnation=peer.identity.incarnation,
-            layout=self._shape.layout.fingerprint(),
-            blocks=self._shape.blocks[0],
-            slots=self._shape.slots,
-        )
+    def _reach(self, link: PrefillLink, now: float) -> None:
+        """Connect, then say hello until it is answered."""
+        if self._links.get(link.key) is not link:
+            return
+        try:
+            says_hello = link.reach(self._receiver, self._context, now)
+        except PeerGone as error:
+            self._close(link)
+            self._apply(self._ledger.lost(link.key, f"cannot be reached: {error}"), now)
+            return
+        if says_hello:
+            link.put("hello", self._asker.hello(link.token, link.identity.incarnation), now)
 
-    def _close(self, peer: _Peer) -> None:
-        del self._peers[peer.key]
-        if peer.token:
-            self._receiver.disconnect(peer.token)
-        if peer.socket is not None:
-            peer.socket.close(linger=0)
+    def _watch(self, link: PrefillLink, now: float) -> None:
+        life = link.liveness
+        life.waits(now, self._ledger.waits_for(link.key))
+        for due in life.todo(now, welcomed=link.welcomed):
+            match due:
+                case "beat":
+                    seqs = tuple(self._ledger.open_seqs(link.key)[: wire.MAX_BEAT_SEQS])
+                    link.put("beat", wire.Beat(token=link.token, seqs=seqs), now)
+                case "silent":
+                    self._apply(self._ledger.silent(link.key, life.down.removeprefix("it "), now), now)
+                case "unseen":
+                    self._probing.end(link, now, "its probe was not seen in time")
+                case "probe":
+                    self._probing.begin(link, now)
+        if not link.welcomed and not self._ledger.knows(link.key):
+            self._close(link)
+
+    def _close(self, link: PrefillLink) -> None:
+        del self._links[link.key]
+        self._probing.release(link)
+        link.close(self._receiver)
+
+    def _close_all(self) -> None:
+        for link in list(self._links.values()):
+            self._close(link)
 
     # Doing
 
-    def _apply(self, effects: Iterable[Effect]) -> None:
+    def _apply(self, effects: Iterable[Effect], now: float) -> None:
         for effect in effects:
             match effect:
                 case Tell():
-                    self._tell(effect)
-                case Arrived(seq=seq) | Drained(seq=seq):
-                    self._slots.forget(self._slot_of.pop(seq))
-                    self._pending.append(effect)
-                case HandoffFailed():
-                    self._pending.append(effect)
+                    self._tell(effect, now)
+                case Allow(peer=peer, seq=seq):
+                    self._receiver.allow(self._link(peer).token, seq)
+                case Revoke(peer=peer, seq=seq):
+                    if self._receiver.revoke(self._link(peer).token, seq):
+                        self._apply(self._ledger.revoked(peer, seq), now)
+                case Delivered(peer=peer):
+                    self._take_delivery(effect, self._link(peer), now)
+                case Ended(seq=seq, peer=peer, code=code, message=message, reason=reason):
+                    said = self._gathering.ended(seq, code, message)
+                    if said:
+                        self._failures.add(reason, self._engine.name, _place(peer))
+                    self._gather(said, now)
+                case Freed(seq=seq, index=index):
+                    self._slots.forget(index)
+                    self._gather(self._gathering.freed(seq), now)
 
-    def _tell(self, tell: Tell) -> None:
+    def _take_delivery(self, delivered: Delivered, link: PrefillLink, now: float) -> None:
+        self._slots.forget(delivered.index)
+        link.liveness.proven()
+        said = self._gathering.delivered(delivered.seq, Part(delivered.slot, self._aux(delivered)))
+        if any(isinstance(event, HandoffFailed) for event in said):
+            self._failures.add("disagreed", self._engine.name, link.place)
+        self._gather(said, now)
+
+    def _aux(self, delivered: Delivered) -> FirstLogprobs | Literal["broken"] | None:
+        slot = delivered.slot
+        if not slot.has_aux:
+            return None
+        start = self._shape.aux_offset(delivered.index)
+        record = bytes(self._region.memory[start : start + AUX_BYTES])
+        return aux_record.accept(record, seq=slot.seq, room=slot.room) or "broken"
+
+    def _gather(self, said: Iterable[DecodeEvent | GiveUp], now: float) -> None:
+        for event in said:
+            if isinstance(event, GiveUp):
+                self._apply(self._ledger.abort(event.seq, event.code, now), now)
+            else:
+                self._pending.append(event)
+
+    def _tell(self, tell: Tell, now: float) -> None:
         if tell.seq not in self._ledger:
-            return  # a later message of the same poll has already concluded it
-        entry = self._ledger[tell.seq]
-        peer = self._peers[_peer_key(entry)]
-        peer.outbox.put((tell.what, tell.seq), wire.encode(self._message(tell, entry, peer)))
-
-    def _message(self, tell: Tell, entry: Entry, peer: _Peer) -> wire.ToPrefill:
+            return  # what came before it in the same poll has concluded it
+        entry, link = self._ledger[tell.seq], self._link(tell.peer)
         if tell.what == "abort":
-            return wire.Abort(token=peer.token, seq=entry.seq, room=entry.room, code=entry.abort_code)
-        if tell.what == "query":
-            return wire.Query(token=peer.token, seq=entry.seq)
-        self._receiver.allow(peer.token, entry.seq)
-        remaining_s = max(0.0, entry.deadline - self._clock.now())
-        needed = self._shape.layout.blocks_for(entry.prompt_len)
-        return wire.Handshake(
-            token=peer.token,
-            seq=entry.seq,
-            room=entry.room,
-            slot=entry.slot,
-            groups=(entry.blocks[:needed],),
-            prompt_len=entry.prompt_len,
-            remaining_ms=min(int(remaining_s * 1000), 86_400_000),
-        )
+            link.put(("abort", tell.seq), asking.abort(entry, link.token), now)
+        else:
+            link.put(("handshake", tell.seq), asking.handshake(entry, link.token, now), now)
 
-    def _flush(self, peer: _Peer) -> None:
-        socket = peer.socket
-        if socket is not None:
-            peer.outbox.flush(partial(channel.send, socket))
+    def _link(self, peer: Hashable) -> PrefillLink:
+        assert isinstance(peer, PeerKey)
+        return self._links[peer]
+
+    def _flush(self) -> None:
+        for link in self._links.values():
+            link.flush()
 
 
-_Key = tuple[str, str, int, int, int]
-
-
-def _key(peer: PrefillPeer) -> _Key:
-    return (peer.instance_id, peer.incarnation, peer.dp, peer.cp, peer.tp)
-
-
-def _peer_key(entry: Entry) -> _Key:
-    key = entry.peer
-    assert isinstance(key, tuple)
-    return key
+def _place(peer: Hashable) -> str:
+    assert isinstance(peer, PeerKey)
+    return f"{peer.instance_id} rank {peer.dp}.{peer.cp}.{peer.tp}"

@@ -1,69 +1,29 @@
-"""What a prefill rank keeps about its links and rooms, and what its ledger can ask its session to do."""
+"""What a prefill rank keeps about its rooms, and what its ledger can ask its session to do."""
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
-from pdcore.engine.transfer import wire
-from pdcore.engine.transfer.plan import RegionShape
-from pdcore.engine.transfer.states import TransferState
+from pdcore.engine.transfer.failures import Reason
+from pdcore.engine.transfer.links import Link, Pair, Say
+from pdcore.engine.transfer.mapping import GroupRank
+from pdcore.engine.transfer.orders import BlockLists, Handshaken, SendFailed, Sent, WriteEnded
+from pdcore.engine.transfer.states import Deadline, TransferState, is_final, runs_in
+from pdcore.engine.transfer.tombs import Tombs
 from pdcore.errors import ErrorCode
 
 Outcome = Literal["delivered", "failed", "in_doubt"]
 
-ENDED_MOST: Final = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Handshaken:
-    """Leg and shake are both here: the scheduler may compute the room."""
-
-    room: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """KV and slot are in decode's memory."""
-
-    room: int
-
-
-@dataclass(frozen=True, slots=True)
-class SendFailed:
-    """The leg is over without a hand-off."""
-
-    room: int
-    code: ErrorCode
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class WriteEnded:
-    """The write that ``send`` started reads its source blocks no more. Comes once per ``send``; in doubt, only when
-    the decode rank is gone."""
-
-    room: int
-
-
-SendEvent = Handshaken | Sent | SendFailed | WriteEnded
-
-
-@dataclass(frozen=True, slots=True)
-class Say:
-    """Send a message to the decode rank of one link."""
-
-    token: bytes
-    message: wire.ToDecode
-
 
 @dataclass(frozen=True, slots=True)
 class StopWrite:
-    """Let the room's write end early, or not start at all."""
+    """Let the room's write over this link end early, or not start at all."""
 
     room: int
+    token: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,32 +33,15 @@ class Release:
     token: bytes
 
 
-Effect = SendEvent | Say | StopWrite | Release
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A leg failed for ``reason``; ``peer`` is the decode rank to blame, if one is."""
+
+    reason: Reason
+    peer: str = ""
 
 
-@dataclass(slots=True)
-class Link:
-    """One decode rank's memory.
-
-    ``ended`` maps seqs to what is answered about them; ``pinned`` are rooms whose write is in doubt, so that their
-    source blocks are held until the link is released.
-    """
-
-    token: bytes
-    decode: wire.RankIdentity
-    shape: RegionShape
-    floor: int = 0
-    lost: bool = False
-    writing: int = 0
-    ended: OrderedDict[int, wire.ToDecode] = field(default_factory=OrderedDict)
-    in_doubt: set[int] = field(default_factory=set)
-    pinned: list[int] = field(default_factory=list)
-
-    def remember(self, message: wire.Accepted | wire.Failed | wire.Drained) -> None:
-        """Answer later questions about this seq with ``message``."""
-        self.ended[message.seq] = message
-        while len(self.ended) > ENDED_MOST:
-            self.ended.popitem(last=False)
+Effect = Handshaken | WriteEnded | Sent | SendFailed | Say | StopWrite | Release | Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,39 +53,119 @@ class Leg:
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, kw_only=True)
 class Shake:
-    """What a decode rank wants, checked against its own region."""
+    """What one decode rank wants, checked against its own region. ``writing``: a write of it was submitted and has not
+    ended; ``sent``: KV and slot are there."""
 
-    token: bytes
+    link: Link
     seq: int
     slot: int
-    blocks: tuple[int, ...]
+    blocks: BlockLists
     prompt_len: int
     deadline: float
+    writing: bool = False
+    sent: bool = False
 
 
 @dataclass(slots=True)
 class Room:
-    """One room with at least one half."""
+    """One room with at least one half. ``shakes`` are all of one decode group, by the rank that sent them; ``why`` is set
+    when the room fails."""
 
     room: int
     leg: Leg | None = None
-    shake: Shake | None = None
+    shakes: dict[GroupRank, Shake] = field(default_factory=dict)
     state: TransferState = TransferState.BOOTSTRAPPING
-    writing: bool = False
+    why: tuple[ErrorCode, str, Reason] = ("prefill_failed", "", "failed")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the leg has ended; a write may be under way still."""
+        return is_final(self.state)
 
     @property
     def deadline(self) -> float:
         """When the room fails by itself."""
-        halves = (self.leg, self.shake)
+        if not runs_in(self.state, Deadline.REQUEST):
+            return math.inf
+        halves = (self.leg, *self.shakes.values())
         return min((half.deadline for half in halves if half is not None), default=math.inf)
 
+    @property
+    def pair(self) -> Pair | None:
+        """Any of the links that asked; they agree about the group."""
+        return next((shake.link.pair for shake in self.shakes.values()), None)
 
-@dataclass(frozen=True, slots=True)
-class Tomb:
-    """Why a room is over."""
+    @property
+    def is_complete(self) -> bool:
+        """Whether the leg and every decode rank that needs a part of our KV are here."""
+        pair = self.pair
+        return self.leg is not None and pair is not None and self.shakes.keys() >= pair.destinations
 
-    code: ErrorCode
-    message: str
-    until: float
+    @property
+    def writing(self) -> bool:
+        """Whether any write is under way."""
+        return any(shake.writing for shake in self.shakes.values())
+
+    def over(self, token: bytes) -> Iterator[Shake]:
+        """What was asked over this link: one shake at most."""
+        return (shake for shake in self.shakes.values() if shake.link.token == token)
+
+
+class Rooms:
+    """The rooms of one prefill rank that are not over, by room and by seq, and the tombs of those that are."""
+
+    def __init__(self) -> None:
+        self._rooms: dict[int, Room] = {}
+        self._seqs: dict[tuple[bytes, int], Room] = {}
+        self.tombs = Tombs()
+        self.legs = 0
+
+    def __iter__(self) -> Iterator[Room]:
+        return iter(list(self._rooms.values()))
+
+    @property
+    def stashed(self) -> int:
+        """Rooms without a leg."""
+        return len(self._rooms) - self.legs
+
+    def get(self, room: int) -> Room | None:
+        """The room, unless it is over or unknown."""
+        return self._rooms.get(room)
+
+    def of(self, token: bytes, seq: int) -> Room | None:
+        """The room that this seq is of, unless it is over or unknown."""
+        return self._seqs.get((token, seq))
+
+    def expect(self, room_id: int, leg: Leg) -> Room:
+        """The room, with its leg."""
+        room = self._rooms.setdefault(room_id, Room(room_id))
+        room.leg = leg
+        self.legs += 1
+        return room
+
+    def ask(self, room_id: int, shake: Shake) -> Room:
+        """The room, with one more shake."""
+        room = self._rooms.setdefault(room_id, Room(room_id))
+        room.shakes[shake.link.pair.rank] = shake
+        self._seqs[shake.link.token, shake.seq] = room
+        return room
+
+    def refuse(self, room: Room, shake: Shake) -> None:
+        """Let go of one shake; the room waits on."""
+        del room.shakes[shake.link.pair.rank], self._seqs[shake.link.token, shake.seq]
+
+    def bury(self, room: Room, code: ErrorCode, message: str, reason: Reason, now: float) -> None:
+        """The room is over, and so are its seqs."""
+        del self._rooms[room.room]
+        self.legs -= room.leg is not None
+        for shake in room.shakes.values():
+            del self._seqs[shake.link.token, shake.seq]
+        self.tombs.put(room.room, code, message, reason, now)
+
+    def waited_for(self) -> list[Link]:
+        """Links of shakes in states in which a peer's silence counts."""
+        rooms = (room for room in self._rooms.values() if runs_in(room.state, Deadline.SILENCE))
+        links = {shake.link.token: shake.link for room in rooms for shake in room.shakes.values()}
+        return list(links.values())

@@ -1,15 +1,14 @@
 """Prefill's session: takes links and handshakes of decode ranks, and writes the KV of finished prompts.
 
-A thin shell round :class:`SendLedger`. It never connects anywhere: decode ranks connect to it, and the only memory it
-writes is what they passed over a link the kernel vouched for. The rank's single-threaded loop calls ``expect``, ``send``
-and ``fail`` as requests come and go, ``poll`` once per turn, and sleeps on ``pollables`` until ``next_wake``. Nothing
-blocks: KV moves on the writers' threads.
+A thin shell round :class:`SendLedger`, and a prefill rank's side of hand-offs. It never connects anywhere: decode ranks
+connect to it, and the only memory it writes is what they passed over a link that authenticated them. The rank's
+single-threaded loop calls ``obey`` as orders come, ``poll`` once per turn, and sleeps on ``pollables`` until
+``next_wake``. Nothing blocks: KV moves on the writers' threads.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,33 +21,30 @@ import zmq
 
 from pdcore.clock import Clock
 from pdcore.engine.kv.layout import KvLayout
-from pdcore.engine.transfer import channel, wire
+from pdcore.engine.transfer import aux_record, channel, wire
+from pdcore.engine.transfer.blame import Blame
 from pdcore.engine.transfer.engine import Linked, Lost, TransferEngine
-from pdcore.engine.transfer.greeting import refusal
-from pdcore.engine.transfer.plan import RegionShape, block_problem, copy_blocks
-from pdcore.engine.transfer.rooms import (
-    Effect,
-    Handshaken,
-    Leg,
-    Release,
-    Say,
-    SendEvent,
-    SendFailed,
-    Sent,
-    StopWrite,
-    WriteEnded,
-)
-from pdcore.engine.transfer.send_ledger import SendLedger
+from pdcore.engine.transfer.failures import FailureCounts, FailureStatistics
+from pdcore.engine.transfer.gauges import SideGauges
+from pdcore.engine.transfer.greeting import greet, other_version
+from pdcore.engine.transfer.links import Say
+from pdcore.engine.transfer.mapping import GroupSizes
+from pdcore.engine.transfer.orders import Expect, Fail, Order, PrefillEvent, Send, WriteEnded
+from pdcore.engine.transfer.pair_plan import PairPlan
+from pdcore.engine.transfer.plan import RegionShape, lists_problem
+from pdcore.engine.transfer.rooms import Count, Effect, Leg, Release, Shake, StopWrite
+from pdcore.engine.transfer.send_ledger import SILENCE_S, SendLedger
 from pdcore.engine.transfer.states import TransferState
 from pdcore.engine.transfer.writing import WriteJob, Writers, Written
-from pdcore.errors import ApiError, ErrorCode, PeerGone
+from pdcore.errors import PeerGone
 from pdcore.telemetry import logger
 
 _MESSAGES_PER_POLL: Final = 256
 _OUTBOX_MOST: Final = 4096
-_BLAMED_MOST: Final = 1024
+_PROBE_S: Final = 5.0
+_PROBE_ROOM: Final = 0
 
-__all__ = ["Handshaken", "SendEvent", "SendFailed", "SendStatistics", "SendingSession", "Sent", "WriteEnded"]
+__all__ = ["Endpoint", "SendStatistics", "SendingSession"]
 
 
 class Endpoint(NamedTuple):
@@ -61,33 +57,42 @@ class Endpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendStatistics:
-    """``rooms`` have a leg, ``stashed`` wait for theirs, ``writing`` are being written; 0 when nothing is open."""
+    """``rooms`` have a leg, ``stashed`` wait for theirs, ``writing`` and ``queued`` count writes, ``pinned`` rooms whose
+    source may still be read; all of these are 0 when nothing is open."""
 
     rooms: int
     stashed: int
     writing: int
+    pinned: int
     peers: int
     malformed: int
     strays: int
     dropped: int
+    failures: FailureStatistics
 
 
 @dataclass(slots=True)
 class _Decode:
-    """How to answer one decode rank. ``route`` follows its latest message: a reconnect changes it."""
+    """How to answer one decode rank, and what to write to it. ``route`` follows its latest message: a reconnect
+    changes it."""
 
     route: bytes
     outbox: channel.Outbox
+    plan: PairPlan | None = None
+    shape: RegionShape | None = None
+    probing: bool = False
 
 
 class SendingSession:
-    """See the module."""
+    """See the module. ``layout`` is the whole model's, ``blocks`` counts this rank's per KV group."""
 
     def __init__(
         self,
         *,
         layout: KvLayout,
+        blocks: tuple[int, ...],
         source: memoryview,
+        sizes: GroupSizes,
         identity: wire.RankIdentity,
         engine: TransferEngine,
         bind_ip: str,
@@ -97,25 +102,28 @@ class SendingSession:
         threads: int = 4,
         rooms_most: int = 4096,
         stash_most: int = 4096,
+        silence_s: float = SILENCE_S,
     ) -> None:
         self._layout = layout
-        self._source_blocks = source.nbytes // layout.block_bytes
+        self._source = RegionShape(layout.shard(sizes.tp, identity.tp), blocks)
+        self._sizes = sizes
         self._identity = identity
+        self._engine_name = engine.name
         self._bind_ip = bind_ip
         self._context = context
         self._clock = clock
         self._sender = engine.sender(source, runtime_dir)
         self._writers = Writers(self._sender, clock, threads)
-        self._ledger = SendLedger(rooms_most=rooms_most, stash_most=stash_most)
+        self._ledger = SendLedger(rooms_most=rooms_most, stash_most=stash_most, silence_s=silence_s)
         self._offers: dict[bytes, int] = {}
         self._decodes: dict[bytes, _Decode] = {}
-        self._jobs: dict[int, WriteJob] = {}
+        self._jobs: dict[tuple[int, bytes], WriteJob] = {}
         self._unrung: dict[tuple[bytes, int], None] = {}
-        self._pending: list[SendEvent] = []
-        self._blamed: OrderedDict[bytes, None] = OrderedDict()
-        self._malformed = 0
+        self._pending: list[PrefillEvent] = []
+        self._failures = FailureCounts()
         self._strays = 0
         self._log = logger(__name__)
+        self._blame = Blame(self._log, "malformed control message")
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -147,55 +155,29 @@ class SendingSession:
         """When ``poll`` has something to do even if nothing is readable; the past means now."""
         return -math.inf if self._pending else self._ledger.next_wake()
 
-    def expect(self, *, room: int, expected_peer: str | None, prompt_len: int, deadline: float) -> None:
-        """The prefill leg of ``room`` arrived. ``Handshaken`` follows when decode's half is there as well.
+    def obey(self, order: Order, now: float) -> None:
+        """Do it; what comes of it is an event.
 
-        ``ApiError``: ``room_in_use`` (active or handed off), the reason why the room is over already,
-        ``rate_limited`` (too many), ``invalid_request`` (a room that is no integer in 1 … 2^63-1).
+        ``IllegalTransition`` or ``ValueError`` for a ``Send`` that no leader may order: of a room that is not
+        handshaken, or of blocks that do not hold it. Nothing changed then.
         """
-        if type(room) is not int or not 1 <= room <= wire.MAX_ROOM:
-            raise ApiError(
-                "invalid_request", f"bootstrap_room {room!r} is outside 1..2^63-1", param="bootstrap_room"
-            )
-        self._apply(self._ledger.expect(room, Leg(expected_peer, prompt_len, deadline), self._clock.now()))
-
-    def send(self, room: int, source_blocks: tuple[int, ...], first_token: int, kv_len: int) -> None:
-        """Write the KV of a ``Handshaken`` room; the source blocks are read until ``WriteEnded``.
-
-        ``IllegalTransition`` for a room that does not wait for input, ``ValueError`` for blocks or a length that do
-        not fit it; nothing changed then.
-        """
-        needed = self._layout.blocks_for(kv_len)
-        problem = block_problem(source_blocks, self._source_blocks)
-        if problem is not None or len(source_blocks) < needed:
-            raise ValueError(problem or f"{len(source_blocks)} blocks for {kv_len} tokens")
-        shake, shape = self._ledger.start(room, kv_len)
-        job = WriteJob(
-            room=room,
-            token=shake.token,
-            seq=shake.seq,
-            ops=copy_blocks(source_blocks[:needed], shake.blocks, self._layout.block_bytes),
-            slot_offset=shape.slot_offset(shake.slot),
-            first_token=first_token,
-            kv_len=kv_len,
-            deadline=shake.deadline,
-        )
-        self._jobs[room] = job
-        self._writers.start(job)
-
-    def fail(self, room: int, code: ErrorCode, message: str) -> None:
-        """The leg ended on our side (error, abort). Decode is told now, or when it asks. Idempotent.
-
-        No ``SendFailed`` follows; ``WriteEnded`` does if a write had started.
-        """
-        self._apply(self._ledger.fail(room, code, message, self._clock.now()))
+        match order:
+            case Expect(room=room, expected_peer=expected, prompt_len=prompt_len):
+                leg = Leg(expected, prompt_len, now + order.remaining_ms / 1000)
+                self._apply(self._ledger.expect(room, leg, now))
+            case Send():
+                self._send(order, now)
+            case Fail(room=room, code=code, message=message):
+                self._apply(self._ledger.fail(room, code, message, now))
+            case _:
+                raise TypeError(f"a prefill rank was ordered to {type(order).__name__}")
         self._flush()
 
     def state(self, room: int) -> TransferState | None:
         """Where ``room`` stands, None when it is over or unknown."""
         return self._ledger.state(room)
 
-    def poll(self, now: float) -> list[SendEvent]:
+    def poll(self, now: float) -> list[PrefillEvent]:
         """Everything that happened since the last call."""
         for written in self._writers.drain():
             self._end_write(written, now)
@@ -209,17 +191,24 @@ class SendingSession:
         return events
 
     def statistics(self) -> SendStatistics:
-        """Counts of this instant."""
+        """Counts of this instant, and totals since the session opened."""
         counts = self._ledger.counts()
         return SendStatistics(
             rooms=counts.rooms,
             stashed=counts.stashed,
             writing=counts.writing,
+            pinned=counts.pinned,
             peers=counts.links,
-            malformed=self._malformed,
+            malformed=self._blame.malformed,
             strays=self._strays,
             dropped=sum(decode.outbox.dropped for decode in self._decodes.values()),
+            failures=self._failures.statistics(),
         )
+
+    def gauges(self) -> SideGauges:
+        """The same for whoever asks every side."""
+        s = self.statistics()
+        return SideGauges(rooms=s.rooms + s.stashed + s.writing, failures=s.failures)
 
     def __repr__(self) -> str:
         s = self.statistics()
@@ -235,32 +224,38 @@ class SendingSession:
                 case Lost(token=token):
                     self._offers.pop(token, None)
                     self._decodes.pop(token, None)
+                    self._writers.forget(token)
                     self._apply(self._ledger.lost(token, now))
 
     def _hear(self, frames: Sequence[bytes], now: float) -> None:
         try:
             message = wire.read_to_prefill(frames[1] if len(frames) == 2 else b"")
         except wire.MalformedFrame as error:
-            self._blame(frames[0], error)
+            self._blame(frames[0].hex(), str(error))
             return
-        if isinstance(message, wire.Hello):
+        if isinstance(message, wire.Hello | wire.Greeting):
             self._greet(message, frames[0], now)
-        elif self._ledger.is_welcome(message.token):
+        elif self._ledger.heard(message.token, now):
             self._decodes[message.token].route = frames[0]
             self._apply(self._take(message, now))
         else:
             self._strays += 1
 
-    def _take(self, message: wire.Handshake | wire.Query | wire.Abort, now: float) -> list[Effect]:
+    def _take(
+        self, message: wire.Handshake | wire.Beat | wire.Abort | wire.Probe, now: float
+    ) -> list[Effect]:
         match message:
             case wire.Handshake():
                 return self._ledger.handshake(message, now)
-            case wire.Query():
-                return self._ledger.query(message)
+            case wire.Beat():
+                return self._ledger.beat(message)
             case wire.Abort():
                 return self._ledger.abort(message, now)
+            case wire.Probe():
+                self._probe(message, now)
+                return []
 
-    def _greet(self, hello: wire.Hello, route: bytes, now: float) -> None:
+    def _greet(self, hello: wire.Hello | wire.Greeting, route: bytes, now: float) -> None:
         """Answer hello, as often as it comes. The offer was made before hello was sent, so it can be read now."""
         if hello.token not in self._offers:
             self._hear_links(now)
@@ -269,36 +264,97 @@ class SendingSession:
             return
         decode = self._decodes.setdefault(hello.token, _Decode(route, channel.Outbox(_OUTBOX_MOST)))
         decode.route = route
-        answer: wire.ToDecode = wire.Welcome(token=hello.token)
-        if not self._ledger.is_welcome(hello.token):
-            why = refusal(hello, self._identity, self._layout, self._offers[hello.token])
-            if why is None:
-                shape = RegionShape(self._layout, (hello.blocks,), hello.slots)
-                self._ledger.welcome(hello.token, hello.decode, shape)
-            else:
-                answer = wire.Refused(token=hello.token, message=wire.short(why))
-                self._log.warning("decode rank refused", peer=str(hello.decode), reason=why)
-        decode.outbox.put("hello", wire.encode(answer))
+        problem = None if self._ledger.heard(hello.token, now) else self._meet(hello, decode, now)
+        if problem is None:
+            decode.outbox.put("hello", wire.encode(wire.Welcome(token=hello.token)))
+        else:
+            refused = wire.Refused(token=hello.token, message=wire.short(problem))
+            decode.outbox.put("hello", wire.encode(refused))
 
-    def _blame(self, route: bytes, error: wire.MalformedFrame) -> None:
-        self._malformed += 1
-        if route not in self._blamed:
-            self._log.warning("malformed control message", route=route.hex(), error=str(error))
-        self._blamed[route] = None
-        while len(self._blamed) > _BLAMED_MOST:
-            self._blamed.popitem(last=False)
+    def _meet(self, hello: wire.Hello | wire.Greeting, decode: _Decode, now: float) -> str | None:
+        """Take a new decode rank in, or say why not."""
+        problem = other_version(hello)
+        if problem is None and isinstance(hello, wire.Hello):
+            met = greet(
+                hello, self._identity, self._layout, self._sizes, self._source, self._offers[hello.token]
+            )
+            if not isinstance(met, str):
+                decode.plan, decode.shape = met.plan, met.pair.shape
+                self._ledger.welcome(hello.token, met.pair, now)
+                return None
+            problem = met
+        peer = str(hello.decode) if isinstance(hello, wire.Hello) else "a decode rank"
+        self._log.warning("decode rank refused", peer=peer, reason=problem)
+        return problem
 
     # Doing
+
+    def _send(self, order: Send, now: float) -> None:
+        if self._ledger.has_nothing_to_send(order.room, now):
+            self._pending.append(WriteEnded(room=order.room))
+            return
+        problem = lists_problem(order.blocks, self._source, order.kv_len)
+        if problem is not None:
+            raise ValueError(problem)
+        for shake in self._ledger.start(order.room, order.kv_len):
+            job = self._job(order, shake)
+            self._jobs[order.room, job.token] = job
+            self._writers.start(job)
+
+    def _job(self, order: Send, shake: Shake) -> WriteJob:
+        token, shape = shake.link.token, shake.link.pair.shape
+        plan = self._decodes[token].plan
+        assert plan is not None, "a room is only asked for over a link that was welcomed"
+        aux = None
+        if order.aux is not None:
+            record = aux_record.encode(order.aux, seq=shake.seq, room=order.room)
+            aux = (shape.aux_offset(shake.slot), record)
+        return WriteJob(
+            room=order.room,
+            token=token,
+            seq=shake.seq,
+            ops=partial(plan.ops, order.blocks, shake.blocks, order.kv_len),
+            most_bytes=sum(
+                len(blocks) * group.block_bytes
+                for blocks, group in zip(shake.blocks, shape.layout.groups, strict=True)
+            ),
+            aux=aux,
+            slot_offset=shape.slot_offset(shake.slot),
+            first_token=order.first_token,
+            kv_len=order.kv_len,
+            deadline=shake.deadline,
+        )
+
+    def _probe(self, message: wire.Probe, now: float) -> None:
+        """At most one at a time per link."""
+        decode = self._decodes[message.token]
+        if decode.shape is None or decode.probing:
+            return
+        if not self._ledger.begin_probe(message.token, message.seq, message.probe):
+            return
+        decode.probing = True
+        offset = decode.shape.probe_offset(message.probe)
+        self._writers.start(
+            WriteJob(
+                room=_PROBE_ROOM,
+                token=message.token,
+                seq=message.seq,
+                slot_offset=offset,
+                deadline=now + _PROBE_S,
+            )
+        )
 
     def _apply(self, effects: Iterable[Effect]) -> None:
         for effect in effects:
             match effect:
                 case Say(token=token, message=message):
                     self._say(token, message)
-                case StopWrite(room=room):
-                    self._writers.stop(self._jobs[room])
+                case StopWrite(room=room, token=token):
+                    self._writers.stop(self._jobs[room, token])
                 case Release(token=token):
                     self._sender.release(token)
+                case Count(reason=reason, peer=peer):
+                    self._failures.add(reason, self._engine_name, peer)
                 case _:
                     self._pending.append(effect)
 
@@ -310,10 +366,24 @@ class SendingSession:
 
     def _end_write(self, written: Written, now: float) -> None:
         job = written.job
-        del self._jobs[job.room]
         if written.unrung:
             self._unrung[job.token, job.seq] = None
-        self._apply(self._ledger.write_ended(job.room, written.outcome, written.message, now))
+        if job.room == _PROBE_ROOM:
+            self._end_probe(written)
+            return
+        del self._jobs[job.room, job.token]
+        self._apply(self._ledger.write_ended(job.room, job.token, written.outcome, written.message, now))
+
+    def _end_probe(self, written: Written) -> None:
+        job = written.job
+        decode = self._decodes.get(job.token)
+        if decode is not None:
+            decode.probing = False
+        self._apply(self._ledger.probe_ended(job.token))
+        if written.outcome != "delivered":
+            self._say(
+                job.token, wire.ProbeFailed(token=job.token, seq=job.seq, message=wire.short(written.message))
+            )
 
     def _ring_again(self) -> None:
         """Bells that found a full socket: decode sleeps, and off x86 the slot does not count without."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -104,7 +103,8 @@ def accept(data: bytes, *, seq: int, room: int) -> Slot | None:
 
 
 class SlotArray:
-    """Decode's slots in registered memory. Reads only; ``look`` copies the whole array once."""
+    """Decode's slots in registered memory. Reads only; ``look`` copies once what is watched, so low indices
+    first are cheapest."""
 
     def __init__(self, memory: memoryview) -> None:
         if memory.nbytes % SLOT_BYTES:
@@ -112,27 +112,38 @@ class SlotArray:
         self._memory = memory.cast("B")
         self._wanted: npt.NDArray[np.uint64] = np.zeros(memory.nbytes // SLOT_BYTES, dtype=np.uint64)
         self._rooms: dict[int, int] = {}
+        self._end = 0
 
     def watch(self, index: int, *, seq: int, room: int) -> None:
         """From now on slot ``index`` belongs to (seq, room)."""
         self._wanted[index] = seq
         self._rooms[index] = room
+        self._end = max(self._end, index + 1)
 
     def forget(self, index: int) -> None:
         """Nobody waits for slot ``index`` any more. Its bytes stay as they are."""
         self._wanted[index] = 0
         self._rooms.pop(index, None)
+        if index + 1 == self._end:
+            self._end = max(self._rooms, default=-1) + 1
 
-    def look(self) -> Iterator[tuple[int, Slot]]:
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._wanted)
+
+    def look(self) -> list[tuple[int, Slot]]:
         """Every watched slot that its owner may accept now, from one read of the array."""
         if not self._rooms:
-            return
-        snapshot = self._memory.tobytes()
-        seqs = np.frombuffer(snapshot, dtype=_COLUMN)["seq"]
-        for index in np.flatnonzero((seqs == self._wanted) & (self._wanted != 0)).tolist():
+            return []
+        snapshot = self._memory[: self._end * SLOT_BYTES].tobytes()
+        seqs, wanted = np.frombuffer(snapshot, dtype=_COLUMN)["seq"], self._wanted[: self._end]
+        found = []
+        for index in np.flatnonzero((seqs == wanted) & (wanted != 0)).tolist():
             start = index * SLOT_BYTES
             slot = accept(
                 snapshot[start : start + SLOT_BYTES], seq=int(self._wanted[index]), room=self._rooms[index]
             )
             if slot is not None:
-                yield index, slot
+                found.append((index, slot))
+        return found

@@ -12,11 +12,14 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
+from pdcore.engine.kv.layout import MAX_GROUPS, KvLayout
+from pdcore.engine.transfer.failures import Reason
 from pdcore.errors import ErrorCode
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 MAX_FRAME_BYTES: Final = 4 << 20
 MAX_BLOCKS: Final = 1 << 19
+MAX_BEAT_SEQS: Final = 4096
 MAX_ROOM: Final = (1 << 63) - 1
 TOKEN_BYTES: Final = 16
 
@@ -27,8 +30,9 @@ Seq = Annotated[int, Meta(ge=1, le=MAX_ROOM)]
 Room = Annotated[int, Meta(ge=1, le=MAX_ROOM)]
 Index = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 Count = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
+Size = Annotated[int, Meta(ge=1, le=4096)]
 Milliseconds = Annotated[int, Meta(ge=0, le=86_400_000)]
-Blocks = Annotated[tuple[Index, ...], Meta(min_length=1, max_length=MAX_BLOCKS)]
+Blocks = Annotated[tuple[Index, ...], Meta(max_length=MAX_BLOCKS)]
 
 
 class RankIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,20 +44,38 @@ class RankIdentity(msgspec.Struct, frozen=True, kw_only=True):
     cp: Index = 0
     tp: Index = 0
 
+    @property
+    def place(self) -> str:
+        """Which rank of which instance, whatever its incarnation."""
+        return f"{self.instance_id} rank {self.dp}.{self.cp}.{self.tp}"
+
     def __str__(self) -> str:
-        return f"{self.instance_id} rank {self.dp}.{self.cp}.{self.tp} (incarnation {self.incarnation})"
+        return f"{self.place} (incarnation {self.incarnation})"
+
+
+class Greeting(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """What every version of ``Hello`` begins with, so that another version can be refused by name."""
+
+    token: Token
+    version: Count
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """Decode, once per link: who I am, whom I want, what my memory looks like."""
+    """Decode, once per link: who I am, whom I want, what my DP group and my memory look like.
+
+    ``layout`` is the whole model's; ``blocks`` counts per KV group.
+    """
 
     token: Token
     version: Count
     decode: RankIdentity
+    cp_size: Size
+    tp_size: Size
     expected_incarnation: Name
-    layout: Name
-    blocks: Count
+    layout: KvLayout
+    blocks: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=MAX_GROUPS)]
     slots: Count
+    probes: Index
 
 
 class Handshake(msgspec.Struct, frozen=True, kw_only=True, tag="handshake"):
@@ -63,16 +85,17 @@ class Handshake(msgspec.Struct, frozen=True, kw_only=True, tag="handshake"):
     seq: Seq
     room: Room
     slot: Index
-    groups: Annotated[tuple[Blocks, ...], Meta(min_length=1, max_length=1)]
+    groups: Annotated[tuple[Blocks, ...], Meta(min_length=1, max_length=MAX_GROUPS)]
     prompt_len: Count
     remaining_ms: Milliseconds
 
 
-class Query(msgspec.Struct, frozen=True, kw_only=True, tag="query"):
-    """Decode: how is this seq doing? Repeated while a room is open, so that a lost notice is only late."""
+class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
+    """Decode, while rooms are open: are you there, and how are these seqs doing? Answered ``Alive``, and with the last
+    word about each seq that is over, so that a lost notice is only late."""
 
     token: Token
-    seq: Seq
+    seqs: Annotated[tuple[Seq, ...], Meta(max_length=MAX_BEAT_SEQS)]
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -82,6 +105,14 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
     seq: Seq
     room: Room
     code: ErrorCode
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
+    """Decode, while the pair is idle: write a record of this seq into this probe slot."""
+
+    token: Token
+    seq: Seq
+    probe: Index
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
@@ -104,12 +135,19 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True, tag="accepted"):
     seq: Seq
 
 
+class Alive(msgspec.Struct, frozen=True, kw_only=True, tag="alive"):
+    """Prefill: the answer to a ``Beat``."""
+
+    token: Token
+
+
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """Prefill: this seq will not be delivered. ``drained``: and no write of it can land any more."""
 
     token: Token
     seq: Seq
     code: ErrorCode
+    reason: Reason
     message: Text
     drained: bool
     in_doubt: bool = False
@@ -123,8 +161,16 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True, tag="drained"):
     in_doubt: bool = False
 
 
-ToPrefill = Hello | Handshake | Query | Abort
-ToDecode = Welcome | Refused | Accepted | Failed | Drained
+class ProbeFailed(msgspec.Struct, frozen=True, kw_only=True, tag="probe_failed"):
+    """Prefill: the probe's record could not be written."""
+
+    token: Token
+    seq: Seq
+    message: Text
+
+
+ToPrefill = Hello | Handshake | Beat | Abort | Probe
+ToDecode = Welcome | Refused | Accepted | Alive | Failed | Drained | ProbeFailed
 Message = TypeVar("Message")
 
 
@@ -135,6 +181,7 @@ class MalformedFrame(ValueError):
 _encoder: Final = msgspec.msgpack.Encoder()
 _to_prefill: Final = msgspec.msgpack.Decoder(ToPrefill)
 _to_decode: Final = msgspec.msgpack.Decoder(ToDecode)
+_greeting: Final = msgspec.msgpack.Decoder(Greeting)
 
 
 def encode(message: ToPrefill | ToDecode) -> bytes:
@@ -142,9 +189,15 @@ def encode(message: ToPrefill | ToDecode) -> bytes:
     return _encoder.encode(message)
 
 
-def read_to_prefill(frame: bytes) -> ToPrefill:
-    """The message a prefill rank got; :class:`MalformedFrame` for anything else."""
-    return _read(_to_prefill, frame)
+def read_to_prefill(frame: bytes) -> ToPrefill | Greeting:
+    """The message a prefill rank got, ``Greeting`` for the hello of another version; else :class:`MalformedFrame`."""
+    try:
+        return _read(_to_prefill, frame)
+    except MalformedFrame:
+        greeting = _read(_greeting, frame)
+        if greeting.version == WIRE_VERSION:
+            raise
+        return greeting
 
 
 def read_to_decode(frame: bytes) -> ToDecode:

@@ -1,4 +1,5 @@
-"""Who writes. A job is one room: all its KV, then (a second call) its slot, then the bell.
+"""Who writes. A job is one room towards one decode rank: its KV and aux record, then (a second call) its slot, then the
+bell. A job without copies is a probe, or a part that is empty: its record alone.
 
 Small jobs are written by the session's own thread where the link allows it: a thread that has to be woken gets the
 interpreter and a CPU only after a millisecond, which is longer than such a job takes. The others have threads.
@@ -10,8 +11,9 @@ never started, and when the engine broke in a way nobody foresaw, which counts a
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
@@ -19,30 +21,36 @@ from typing import Final, Self
 from pdcore.clock import Clock
 from pdcore.engine.transfer import slot
 from pdcore.engine.transfer.engine import Sender
+from pdcore.engine.transfer.pair_plan import NOTHING
 from pdcore.engine.transfer.plan import WriteOps, batches
 from pdcore.engine.transfer.rooms import Outcome
 from pdcore.engine.transfer.slot import Slot, SlotStatus
+from pdcore.engine.transfer.turns import Turns
 from pdcore.errors import PeerError
 from pdcore.telemetry import logger
 
 _BATCH_BYTES: Final = 64 << 20
 _INLINE_PER_TURN: Final = 8 << 20
+_INLINE_COPIES: Final = 1024
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class WriteJob:
-    """What to write for one room. ``stopped`` is set by the session and read between two calls."""
+    """What to write over one link. ``ops`` is worked out by whoever writes and moves ``most_bytes`` at most; ``aux`` is
+    the offset of its record, and the record. ``stopped`` is set by the session and read between two calls. Room 0 is
+    a probe's."""
 
     room: int
     token: bytes
     seq: int
-    ops: WriteOps
     slot_offset: int
-    first_token: int
-    kv_len: int
     deadline: float
+    ops: Callable[[], WriteOps] = field(default=lambda: NOTHING, repr=False)
+    most_bytes: int = 0
+    aux: tuple[int, bytes] | None = None
+    first_token: int = 0
+    kv_len: int = 0
     stopped: bool = False
-    future: Future[None] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +73,31 @@ class Writers:
     def __init__(self, sender: Sender, clock: Clock, threads: int) -> None:
         self._sender = sender
         self._clock = clock
-        self._threads = threads
+        self._turns: Turns[bytes, WriteJob] = Turns(threads)
+        self._turn = threading.Condition()
+        self._closing = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"kv-write-{number}") for number in range(threads)
+        ]
         self._inline_left = _INLINE_PER_TURN
         self._ended: deque[Written] = deque()
         self._log = logger(__name__)
 
     def __enter__(self) -> Self:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="kv-write")
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """Waits for the writes under way, which end within the engine's own deadline."""
+        with self._turn:
+            self._closing = True
+            self._turn.notify_all()
+        for thread in self._threads:
+            thread.join()
         os.close(self._wake)
 
     def fileno(self) -> int:
@@ -87,18 +106,26 @@ class Writers:
 
     def start(self, job: WriteJob) -> None:
         """Write the job now or have a thread do it; it ends with one ``Written``, told by the next ``drain``."""
-        nbytes = job.ops.total_bytes
-        if nbytes <= min(self._sender.inline_bytes(job.token), self._inline_left):
-            self._inline_left -= nbytes
-            self._run(job)
-        else:
-            job.future = self._pool.submit(self._run, job)
+        if self._is_small(job):
+            self._inline_left -= job.most_bytes
+            self._end(self._run(job))
+            return
+        with self._turn:
+            self._turns.put(job.token, job)
+            self._turn.notify()
 
     def stop(self, job: WriteJob) -> None:
         """Submit no further write of this job. One that has not begun ends here."""
         job.stopped = True
-        if job.future is not None and job.future.cancel():
+        with self._turn:
+            waited = self._turns.withdraw(job.token, job)
+        if waited:
             self._end(Written(job, "failed", "stopped before its first write"))
+
+    def forget(self, token: bytes) -> None:
+        """The link is gone."""
+        with self._turn:
+            self._turns.forget(token)
 
     def drain(self) -> list[Written]:
         """Jobs that ended. Call it once per turn of the loop: between two calls little is written inline."""
@@ -109,13 +136,42 @@ class Writers:
             return []
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
-    def _run(self, job: WriteJob) -> None:
+    def _is_small(self, job: WriteJob) -> bool:
+        limit = self._sender.inline_bytes(job.token)
+        if not limit or job.most_bytes > min(limit, self._inline_left):
+            return False
+        ops = job.ops()
+        job.ops = lambda: ops
+        return len(ops) <= _INLINE_COPIES
+
+    def _work(self) -> None:
+        while True:
+            with self._turn:
+                job, began = self._next()
+            if job is None:
+                return
+            written = self._run(job)
+            with self._turn:
+                self._turns.done(job.token, began, in_doubt=written.outcome == "in_doubt")
+                self._turn.notify()
+            self._end(written)
+
+    def _next(self) -> tuple[WriteJob | None, float]:
+        """Wait for a job whose turn it is; None when the pool closes. Whoever has to wait looks again at each end."""
+        while not self._closing:
+            now = self._clock.now()
+            job = self._turns.take(now)
+            if job is not None:
+                return job, now
+            self._turn.wait()
+        return None, 0.0
+
+    def _run(self, job: WriteJob) -> Written:
         try:
-            written = self._attempt(job)
+            return self._attempt(job)
         except Exception as error:
             self._log.exception("kv write broke", room=job.room)
-            written = Written(job, "in_doubt", f"the write broke: {error!r}")
-        self._end(written)
+            return Written(job, "in_doubt", f"the write broke: {error!r}")
 
     def _end(self, written: Written) -> None:
         self._ended.append(written)
@@ -123,10 +179,12 @@ class Writers:
 
     def _attempt(self, job: WriteJob) -> Written:
         try:
-            for part in batches(job.ops, _BATCH_BYTES):
+            for part in batches(job.ops(), _BATCH_BYTES):
                 self._may_go_on(job)
                 self._sender.write(job.token, part, job.seq)
             self._may_go_on(job)
+            if job.aux is not None:
+                self._sender.write_bytes(job.token, *job.aux, job.seq)
         except _Stopped as stopped:
             return Written(job, "failed", str(stopped))
         except PeerError as error:
@@ -160,6 +218,7 @@ class Writers:
             token=job.first_token if delivered else 0,
             kv_len=job.kv_len if delivered else 0,
             status=status,
+            has_aux=delivered and job.aux is not None,
         )
         self._sender.write_bytes(job.token, job.slot_offset, slot.encode(record), job.seq)
         return not self._sender.ring(job.token, job.seq)

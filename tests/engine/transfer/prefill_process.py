@@ -77,7 +77,7 @@ def obey(line: str, prefill: ranks.Prefill, sender: GatedSender) -> None:
     elif word == "expect":
         prefill.expect(int(room), ranks.tokens_of(int(room)))
     elif word == "fail":
-        prefill.session.fail(int(room), "cancelled", "told to")
+        prefill.fail(int(room), "cancelled", "told to")
 
 
 def main() -> None:

@@ -12,16 +12,34 @@ import zmq
 from pdcore.clock import Clock, SystemClock
 from pdcore.engine.kv.layout import KvLayout
 from pdcore.engine.transfer.engine import TransferEngine
-from pdcore.engine.transfer.orders import PrefillPeer
-from pdcore.engine.transfer.receiving import ReceiveEvent, ReceivingSession
-from pdcore.engine.transfer.sending import Endpoint, Handshaken, SendEvent, SendingSession
+from pdcore.engine.transfer.mapping import GroupRank, GroupSizes
+from pdcore.engine.transfer.orders import (
+    AbortHandoff,
+    DecodeEvent,
+    Expect,
+    Fail,
+    FirstLogprobs,
+    Handshaken,
+    Open,
+    PrefillEvent,
+    PrefillGroup,
+    PrefillPeer,
+    Send,
+)
+from pdcore.engine.transfer.receiving import ReceivingSession
+from pdcore.engine.transfer.sending import Endpoint, SendingSession
 from pdcore.engine.transfer.shm import ShmEngine
 from pdcore.engine.transfer.wire import RankIdentity
+from pdcore.errors import ErrorCode
 from tests.support.eventually import eventually_now
 
-LAYOUT = KvLayout.dense(layers=2, kv_heads=1, head_dim=8, block_size=4, itemsize=4, dtype_name="float32")
+LAYOUT = KvLayout.dense(
+    layers=2, kv_heads=2, head_dim=4, block_size=4, itemsize=4, dtype_name="float32", order="head"
+)
 SOURCE_BLOCKS, DECODE_BLOCKS, SLOTS = 16, 32, 4
 CANARY = 0xC5
+ONE = GroupSizes(1, 1)
+ALONE = GroupRank(0, 0)
 Context = zmq.Context[zmq.Socket[bytes]]
 Event = TypeVar("Event")
 
@@ -36,28 +54,40 @@ class ShiftedClock(SystemClock):
         return super().now() + self.shift_s
 
 
-def source_memory() -> memoryview:
+def source_memory(tp_size: int = 1) -> memoryview:
     """A prefill rank's KV region: every block filled with its own number + 1."""
-    source = mmap.mmap(-1, SOURCE_BLOCKS * LAYOUT.block_bytes)
+    block_bytes = LAYOUT.shard(tp_size, 0).block_bytes
+    source = mmap.mmap(-1, SOURCE_BLOCKS * block_bytes)
     for block in range(SOURCE_BLOCKS):
-        source.write(bytes([block + 1]) * LAYOUT.block_bytes)
+        source.write(bytes([block + 1]) * block_bytes)
     return memoryview(source)
 
 
 def sending(
-    context: Context, runtime_dir: Path, incarnation: str = "p1", engine: TransferEngine | None = None
+    context: Context,
+    runtime_dir: Path,
+    incarnation: str = "p1",
+    engine: TransferEngine | None = None,
+    *,
+    sizes: GroupSizes = ONE,
+    rank: GroupRank = ALONE,
+    layout: KvLayout = LAYOUT,
+    clock: Clock | None = None,
+    threads: int = 2,
 ) -> SendingSession:
     """An unopened prefill session on loopback."""
     return SendingSession(
-        layout=LAYOUT,
-        source=source_memory(),
-        identity=RankIdentity(instance_id="p", incarnation=incarnation),
+        layout=layout,
+        blocks=(SOURCE_BLOCKS,),
+        source=source_memory(sizes.tp),
+        sizes=sizes,
+        identity=RankIdentity(instance_id="p", incarnation=incarnation, cp=rank.cp, tp=rank.tp),
         engine=engine or ShmEngine(),
         bind_ip="127.0.0.1",
         runtime_dir=runtime_dir,
         context=context,
-        clock=SystemClock(),
-        threads=2,
+        clock=clock or SystemClock(),
+        threads=threads,
     )
 
 
@@ -67,58 +97,82 @@ def receiving(
     engine: TransferEngine | None = None,
     layout: KvLayout = LAYOUT,
     clock: Clock | None = None,
+    *,
+    sizes: GroupSizes = ONE,
+    rank: GroupRank = ALONE,
+    slots: int = SLOTS,
+    probes: int = 8,
 ) -> ReceivingSession:
     """An unopened decode session."""
     return ReceivingSession(
         layout=layout,
-        blocks_total=DECODE_BLOCKS,
-        slots_total=SLOTS,
-        identity=RankIdentity(instance_id="d", incarnation=incarnation),
+        blocks=(DECODE_BLOCKS,),
+        slots=slots,
+        sizes=sizes,
+        identity=RankIdentity(instance_id="d", incarnation=incarnation, cp=rank.cp, tp=rank.tp),
         engine=engine or ShmEngine(),
         context=context,
         clock=clock or SystemClock(),
+        probes=probes,
         resend_s=0.05,
-        peer_share=1.0,
-        total_share=1.0,
     )
 
 
-def peer_at(endpoint: Endpoint, incarnation: str = "p1") -> PrefillPeer:
+def peer_at(endpoint: Endpoint, incarnation: str = "p1", rank: GroupRank = ALONE) -> PrefillPeer:
     """What a leader would read in the keyspace."""
     return PrefillPeer(
         instance_id="p",
         incarnation=incarnation,
         dp=0,
-        cp=0,
-        tp=0,
+        cp=rank.cp,
+        tp=rank.tp,
         rank_ip=endpoint.rank_ip,
         rank_port=endpoint.rank_port,
         transfer=endpoint.transfer,
     )
 
 
+def group_of(*peers: PrefillPeer, sizes: GroupSizes = ONE) -> PrefillGroup:
+    """The DP group that these ranks are."""
+    return PrefillGroup(
+        instance_id="p",
+        incarnation=peers[0].incarnation,
+        dp=0,
+        dp_size=1,
+        cp_size=sizes.cp,
+        tp_size=sizes.tp,
+        ranks=peers,
+    )
+
+
 class Prefill:
-    """A prefill rank that computes nothing: a room that has both halves is sent from ``blocks`` at once."""
+    """A prefill rank that computes nothing: a room that has all its halves is sent from ``blocks`` at once."""
 
     def __init__(self, session: SendingSession, *, sends: bool = True) -> None:
         self.session = session
         self.sends = sends
-        self.events: list[SendEvent] = []
+        self.clock = SystemClock()
+        self.events: list[PrefillEvent] = []
 
     def expect(self, room: int, tokens: int, *, peer: str | None = "d1", within_s: float = 20.0) -> None:
         """The leg of ``room`` arrives."""
-        deadline = SystemClock().now() + within_s
-        self.session.expect(room=room, expected_peer=peer, prompt_len=tokens, deadline=deadline)
+        order = Expect(room=room, expected_peer=peer, prompt_len=tokens, remaining_ms=int(within_s * 1000))
+        self.session.obey(order, self.clock.now())
 
-    def send(self, room: int, tokens: int) -> None:
+    def send(self, room: int, tokens: int, aux: FirstLogprobs | None = None) -> None:
         """Blocks room, room+1, … (mod the pool); the first token is the room."""
         needed = LAYOUT.blocks_for(tokens)
         blocks = tuple((room + i) % SOURCE_BLOCKS for i in range(needed))
-        self.session.send(room, blocks, room, tokens)
+        order = Send(room=room, blocks=(blocks,), first_token=room, kv_len=tokens, aux=aux)
+        self.session.obey(order, self.clock.now())
+
+    def fail(self, room: int, code: ErrorCode = "cancelled", message: str = "the client left") -> None:
+        """The leg ends."""
+        self.session.obey(Fail(room=room, code=code, message=message), self.clock.now())
 
     def turn(self) -> None:
         """One turn of the loop."""
-        for event in self.session.poll(SystemClock().now()):
+        for event in self.session.poll(self.clock.now()):
             self.events.append(event)
             if isinstance(event, Handshaken) and self.sends:
                 self.send(event.room, tokens_of(event.room))
@@ -130,15 +184,29 @@ class Decode:
     def __init__(self, session: ReceivingSession, clock: Clock | None = None) -> None:
         self.session = session
         self.clock = clock or SystemClock()
-        self.events: list[ReceiveEvent] = []
+        self.events: list[DecodeEvent] = []
+        self.handoffs = 0
         session.region_buffer[:] = bytes([CANARY]) * session.region_buffer.nbytes
 
-    def open(self, room: int, peer: PrefillPeer, blocks: tuple[int, ...], within_s: float = 20.0) -> int:
-        """Ask for ``room``, whose prompt has ``tokens_of(room)`` tokens."""
-        deadline = self.clock.now() + within_s
-        return self.session.open(
-            room=room, peer=peer, blocks=blocks, prompt_len=tokens_of(room), deadline=deadline
+    def open(
+        self, room: int, prefill: PrefillPeer | PrefillGroup, blocks: tuple[int, ...], within_s: float = 20.0
+    ) -> int:
+        """Ask for ``room``, whose prompt has ``tokens_of(room)`` tokens; returns the hand-off."""
+        self.handoffs += 1
+        order = Open(
+            handoff=self.handoffs,
+            room=room,
+            prefill=prefill if isinstance(prefill, PrefillGroup) else group_of(prefill),
+            blocks=(blocks,),
+            prompt_len=tokens_of(room),
+            remaining_ms=int(within_s * 1000),
         )
+        self.session.obey(order, self.clock.now())
+        return self.handoffs
+
+    def abort(self, handoff: int, code: ErrorCode = "cancelled") -> None:
+        """Nobody wants it any more."""
+        self.session.obey(AbortHandoff(handoff=handoff, code=code), self.clock.now())
 
     def turn(self) -> None:
         """One turn of the loop."""
@@ -146,7 +214,7 @@ class Decode:
 
     def block(self, index: int) -> set[int]:
         """The distinct byte values in one block."""
-        size = LAYOUT.block_bytes
+        size = self.session.region_buffer.nbytes // DECODE_BLOCKS
         return set(self.session.region_buffer[index * size : (index + 1) * size])
 
 

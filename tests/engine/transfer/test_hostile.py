@@ -10,8 +10,8 @@ import pytest
 import zmq
 
 from pdcore.engine.transfer import wire
-from pdcore.engine.transfer.receiving import Arrived, Drained, HandoffFailed
-from pdcore.engine.transfer.sending import Endpoint, Sent
+from pdcore.engine.transfer.orders import Arrived, Drained, HandoffFailed, Sent
+from pdcore.engine.transfer.sending import Endpoint
 from tests.engine.transfer import ranks
 from tests.engine.transfer.ranks import Context, Decode, Prefill, got, has, run
 
@@ -72,17 +72,21 @@ def test_messages_without_a_link_are_strays(
 ) -> None:
     hello = wire.Hello(
         token=STRAY,
-        version=1,
+        version=wire.WIRE_VERSION,
         decode=wire.RankIdentity(instance_id="d", incarnation="d1"),
+        cp_size=1,
+        tp_size=1,
         expected_incarnation="p1",
-        layout=ranks.LAYOUT.fingerprint(),
-        blocks=1,
+        layout=ranks.LAYOUT,
+        blocks=(1,),
         slots=1,
+        probes=0,
     )
     strays: list[wire.ToPrefill] = [
         hello,
         wire.Handshake(token=STRAY, seq=1, room=3, slot=0, groups=((0, 1),), prompt_len=8, remaining_ms=1000),
-        wire.Query(token=STRAY, seq=1),
+        wire.Beat(token=STRAY, seqs=(1,)),
+        wire.Probe(token=STRAY, seq=1, probe=0),
         wire.Abort(token=STRAY, seq=1, room=3, code="cancelled"),
     ]
     for message in strays:
@@ -107,7 +111,7 @@ def test_a_replayed_handshake_of_a_finished_room_starts_nothing(
         prefill.expect(3, ranks.tokens_of(3))
         decode.open(3, ranks.peer_at(prefill.session.endpoint), (1, 2))
         run(lambda: has(decode, Arrived) and has(prefill, Sent), prefill, decode)
-        [peer] = session._peers.values()
+        [peer] = session._links.values()
         session.region_buffer[:] = bytes(session.region_buffer.nbytes)
         replay = wire.Handshake(
             token=peer.token, seq=1, room=3, slot=0, groups=((1, 2),), prompt_len=8, remaining_ms=9000
@@ -188,7 +192,9 @@ def test_a_failure_and_its_last_word_heard_in_one_poll_end_the_hand_off(
         token = wire.read_to_prefill(hello).token
         for message in (
             wire.Welcome(token=token),
-            wire.Failed(token=token, seq=seq, code="cancelled", message="gone", drained=False),
+            wire.Failed(
+                token=token, seq=seq, code="cancelled", reason="abort", message="gone", drained=False
+            ),
             wire.Drained(token=token, seq=seq),
         ):
             peer.send_multipart([route, wire.encode(message)])

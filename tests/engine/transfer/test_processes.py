@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcore.engine.transfer.receiving import Arrived, Drained, HandoffFailed
+from pdcore.engine.transfer.orders import Arrived, Drained, HandoffFailed
 from pdcore.engine.transfer.sending import Endpoint
 from tests.engine.transfer import ranks
 from tests.engine.transfer.ranks import CANARY, DECODE_BLOCKS, Context, Decode, ShiftedClock, got, has, run
@@ -104,7 +104,7 @@ def start(children: list[Child], runtime_dir: Path, *gates: str) -> Child:
 
 def assert_free(decode: Decode) -> None:
     s = decode.session.statistics()
-    assert (s.slots_used, s.rooms, s.quarantined, s.in_doubt, s.blocks_held) == (0, 0, 0, 0, 0)
+    assert (s.slots_used, s.handoffs, s.rooms, s.quarantined, s.in_doubt) == (0, 0, 0, 0, 0)
 
 
 def changed(decode: Decode) -> set[int]:
@@ -127,7 +127,7 @@ def test_two_processes_hand_kv_over(decode: Decode, children: list[Child], runti
     child.tell("expect 3")
     seq = decode.open(3, child.peer, (9, 4))
     run(lambda: has(decode, Arrived), decode)
-    assert decode.events == [Arrived(seq=seq, room=3, first_token=3, kv_len=8)]
+    assert decode.events == [Arrived(handoff=seq, first_token=3, kv_len=8)]
     assert (decode.block(9), decode.block(4), changed(decode)) == ({4}, {5}, {9, 4})
     assert_free(decode)
 
@@ -140,10 +140,10 @@ def test_stopped_before_hello(
     child.stop()
     gone = decode.open(3, child.peer, (1, 2))
     late = decode.open(7, child.peer, (3, 4))
-    decode.session.abort(gone, clock.now())
+    decode.abort(gone)
     clock.shift_s += 100
     run(lambda: len(got(decode, Drained)) == 2, decode)
-    assert got(decode, HandoffFailed)[0].seq == late
+    assert got(decode, HandoffFailed)[0].handoff == late
     child.go_on()
     child.tell("expect 11")
     decode.open(11, child.peer, (1, 2))
@@ -163,13 +163,13 @@ def test_an_abort_while_the_handshake_is_queued_at_a_stopped_prefill(
     child.stop()
     seq = decode.open(3, child.peer, (1, 2))
     decode.turn()
-    decode.session.abort(seq, decode.clock.now())
+    decode.abort(seq)
     for _ in range(20):
         decode.turn()
     assert decode.events == []
     assert decode.session.statistics().quarantined == 1
     child.go_on() if end == "continued" else child.kill()
-    run(lambda: got(decode, Drained) == [Drained(seq=seq)], decode, within_s=5)
+    run(lambda: got(decode, Drained) == [Drained(handoff=seq)], decode, within_s=5)
     assert changed(decode) <= {1, 2}  # continued, it may have finished before it read the abort
     assert_free(decode)
 
@@ -190,7 +190,7 @@ def test_stopped_and_timed_out_in_every_later_phase(
     clock.shift_s += 100
     run(lambda: has(decode, HandoffFailed), decode)
     [failed] = got(decode, HandoffFailed)
-    assert (failed.seq, failed.code) == (seq, "deadline_exceeded")
+    assert (failed.handoff, failed.code) == (seq, "deadline_exceeded")
     assert decode.session.statistics().quarantined == 1
     before = changed(decode)
     assert before == {"hold": set(), "kv": {9}, "slot": {9, 4}}[phase]
@@ -203,7 +203,7 @@ def test_stopped_and_timed_out_in_every_later_phase(
     else:
         child.kill()
     run(lambda: has(decode, Drained), decode, within_s=5)
-    assert got(decode, Drained) == [Drained(seq=seq)]
+    assert got(decode, Drained) == [Drained(handoff=seq)]
     assert not has(decode, Arrived)
     assert changed(decode) <= {9, 4}
     if end == "killed":
@@ -226,7 +226,7 @@ def test_killed_in_every_phase_fails_the_room_and_frees_at_once(
     child.kill()
     run(lambda: has(decode, Drained), decode, within_s=2)
     [failed] = got(decode, HandoffFailed)
-    assert (failed.seq, failed.code) == (seq, "prefill_failed")
+    assert (failed.handoff, failed.code) == (seq, "prefill_failed")
     assert "prefill p rank 0.0.0 (incarnation p1) is gone" in failed.message
     assert_free(decode)
 
@@ -238,7 +238,7 @@ def test_an_abort_in_the_middle_of_a_write_waits_for_it(
     child.tell("expect 3")
     seq = decode.open(3, child.peer, (9, 4))
     run(lambda: child.said("gate kv"), decode)
-    decode.session.abort(seq, decode.clock.now())
+    decode.abort(seq)
     run(lambda: child.said("SendFailed(room=3, code='cancelled'"), decode)
     for _ in range(20):
         decode.turn()

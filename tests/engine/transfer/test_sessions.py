@@ -14,18 +14,28 @@ import msgspec
 import pytest
 import zmq
 
-from pdcore.clock import SystemClock
 from pdcore.engine.kv.layout import KvLayout
+from pdcore.engine.transfer.orders import (
+    Arrived,
+    DecodeGroup,
+    Drained,
+    HandoffFailed,
+    Handshaken,
+    SendFailed,
+    Sent,
+    WriteEnded,
+)
 from pdcore.engine.transfer.plan import WriteOps
-from pdcore.engine.transfer.receiving import Arrived, Drained, HandoffFailed
-from pdcore.engine.transfer.sending import Endpoint, Handshaken, SendFailed, Sent, WriteEnded
+from pdcore.engine.transfer.sending import Endpoint
 from pdcore.engine.transfer.shm import ShmEngine
 from pdcore.engine.transfer.shm_sender import ShmSender
-from pdcore.errors import ApiError, TransferTimeout
+from pdcore.errors import TransferTimeout
 from tests.engine.transfer import ranks
 from tests.engine.transfer.ranks import CANARY, DECODE_BLOCKS, SLOTS, Context, Decode, Prefill, got, has, run
 
 pytestmark = pytest.mark.integration
+
+GROUP = DecodeGroup(instance_id="d", incarnation="d1", dp=0, cp_size=1, tp_size=1)
 
 
 class Pair:
@@ -48,8 +58,8 @@ class Pair:
     def assert_idle(self) -> None:
         """Nothing is held on either side."""
         p, d = self.prefill.session.statistics(), self.decode.session.statistics()
-        assert (p.rooms, p.stashed, p.writing) == (0, 0, 0)
-        assert (d.slots_used, d.rooms, d.quarantined, d.in_doubt, d.blocks_held) == (0, 0, 0, 0, 0)
+        assert (p.rooms, p.stashed, p.writing, p.pinned) == (0, 0, 0, 0)
+        assert (d.slots_used, d.handoffs, d.rooms, d.quarantined, d.in_doubt) == (0, 0, 0, 0, 0)
 
 
 @pytest.fixture(params=[False, True], ids=["polled", "doorbell"])
@@ -65,8 +75,8 @@ def pair(request: pytest.FixtureRequest, context: Context, runtime_dir: Path) ->
 def test_kv_arrives_block_by_block_and_nothing_else_changes(pair: Pair) -> None:
     seq = pair.hand_off(3, (9, 4, 20))
     pair.until(lambda: has(pair.decode, Arrived) and has(pair.prefill, Sent))
-    assert pair.decode.events == [Arrived(seq=seq, room=3, first_token=3, kv_len=8)]
-    assert pair.prefill.events == [Handshaken(3), WriteEnded(3), Sent(3)]
+    assert pair.decode.events == [Arrived(handoff=seq, first_token=3, kv_len=8)]
+    assert pair.prefill.events == [Handshaken(room=3, decode=GROUP), WriteEnded(room=3), Sent(room=3)]
     assert (pair.decode.block(9), pair.decode.block(4)) == ({4}, {5})
     assert all(pair.decode.block(b) == {CANARY} for b in range(DECODE_BLOCKS) if b not in (9, 4))
     pair.assert_idle()
@@ -81,8 +91,7 @@ def test_many_rooms_share_few_slots(pair: Pair) -> None:
         before = done
         pair.until_arrived(before + 1)
         done = len(got(pair.decode, Arrived))
-    assert {event.room for event in got(pair.decode, Arrived)} == set(range(1, 61))
-    assert all(event.first_token == event.room for event in got(pair.decode, Arrived))
+    assert {event.first_token for event in got(pair.decode, Arrived)} == set(range(1, 61))
     pair.until(lambda: len(got(pair.prefill, Sent)) == 60)
     pair.assert_idle()
 
@@ -103,9 +112,9 @@ def test_an_abort_after_the_handshake_drains(pair: Pair) -> None:
     pair.prefill.sends = False
     seq = pair.hand_off(3, (1, 2))
     pair.until(lambda: got(pair.prefill, Handshaken))
-    pair.decode.session.abort(seq, SystemClock().now())
+    pair.decode.abort(seq)
     pair.until(lambda: has(pair.decode, Drained) and has(pair.prefill, SendFailed))
-    assert pair.decode.events == [Drained(seq=seq)]
+    assert pair.decode.events == [Drained(handoff=seq)]
     assert got(pair.prefill, SendFailed)[0].code == "cancelled"
     assert pair.decode.block(1) == {CANARY}
     pair.assert_idle()
@@ -115,16 +124,16 @@ def test_a_cancelled_leg_is_told_to_decode_at_once(pair: Pair) -> None:
     pair.prefill.sends = False
     seq = pair.hand_off(3, (1, 2))
     pair.until(lambda: got(pair.prefill, Handshaken))
-    pair.prefill.session.fail(3, "cancelled", "the client left")
+    pair.prefill.fail(3)
     pair.until(lambda: got(pair.decode, Drained))
     [failed] = got(pair.decode, HandoffFailed)
-    assert (failed.seq, failed.code) == (seq, "cancelled")
+    assert (failed.handoff, failed.code) == (seq, "cancelled")
     assert "the client left" in failed.message
     pair.assert_idle()
 
 
 def test_a_leg_cancelled_before_the_handshake_refuses_it(pair: Pair) -> None:
-    pair.prefill.session.fail(3, "cancelled", "the client left")
+    pair.prefill.fail(3)
     pair.decode.open(3, pair.peer, (1, 2))
     pair.until(lambda: got(pair.decode, Drained))
     assert got(pair.decode, HandoffFailed)[0].code == "cancelled"
@@ -135,32 +144,36 @@ def test_a_deadline_passes_at_decode_while_prefill_waits_for_its_leg(pair: Pair)
     seq = pair.decode.open(3, pair.peer, (1, 2), within_s=0.1)
     pair.until(lambda: got(pair.decode, Drained))
     assert got(pair.decode, HandoffFailed)[0].code == "deadline_exceeded"
-    assert got(pair.decode, Drained) == [Drained(seq=seq)]
+    assert got(pair.decode, Drained) == [Drained(handoff=seq)]
     pair.assert_idle()
 
 
 def test_slots_run_out_and_come_back(pair: Pair) -> None:
     pair.prefill.sends = False
     seqs = [pair.hand_off(room, (2 * room, 2 * room + 1)) for room in range(1, SLOTS + 1)]
-    assert not pair.decode.session.can_open(pair.peer, 1)
-    with pytest.raises(ApiError) as caught:
-        pair.decode.open(9, pair.peer, (30, 31))
-    assert caught.value.code == "peer_backlog"
+    refused = pair.decode.open(9, pair.peer, (30, 31))
+    pair.decode.turn()
+    [failed, drained] = pair.decode.events[-2:]
+    assert (failed, drained) == (
+        HandoffFailed(handoff=refused, code="peer_backlog", message="0 slots are free, not 1"),
+        Drained(handoff=refused),
+    )
+    assert pair.decode.session.statistics().failures.request == {"admission": 1}
     pair.until(lambda: len(got(pair.prefill, Handshaken)) == SLOTS)
     for seq in seqs:
-        pair.decode.session.abort(seq, SystemClock().now())
-    pair.until(lambda: len(got(pair.decode, Drained)) == SLOTS)
+        pair.decode.abort(seq)
+    pair.until(lambda: len(got(pair.decode, Drained)) == SLOTS + 1)
     pair.assert_idle()
 
 
-@pytest.mark.parametrize("room", [0, -1, 2**63, True, 1.0, "7", None])
-def test_a_room_outside_the_protocol_is_refused_on_both_sides(pair: Pair, room: object) -> None:
-    with pytest.raises(ApiError) as caught:
-        pair.prefill.session.expect(room=room, expected_peer=None, prompt_len=1, deadline=1.0)  # type: ignore[arg-type]
-    assert (caught.value.code, caught.value.param) == ("invalid_request", "bootstrap_room")
-    if type(room) is int:
-        with pytest.raises(ValueError, match="room"):
-            pair.decode.session.open(room=room, peer=pair.peer, blocks=(1,), prompt_len=1, deadline=1.0)
+@pytest.mark.parametrize("room", [0, -1, 2**63])
+def test_a_room_outside_the_protocol_is_refused_on_both_sides(pair: Pair, room: int) -> None:
+    pair.prefill.expect(room, 5)
+    pair.prefill.turn()
+    assert [failed.code for failed in got(pair.prefill, SendFailed)] == ["invalid_request"]
+    with pytest.raises(ValueError, match="room"):
+        pair.decode.open(room, pair.peer, (1, 2, 3))
+    pair.assert_idle()
 
 
 @pytest.mark.parametrize("blocks", [(1,), (1, 1), (1, DECODE_BLOCKS), (), (-1, 2)])
@@ -206,7 +219,7 @@ def test_another_incarnation_is_refused_with_both_names(context: Context, runtim
 
 
 def test_another_layout_is_refused(context: Context, runtime_dir: Path) -> None:
-    assert "its KV layout is" in _refused(context, runtime_dir, "p1", 8).message
+    assert "KV group kv: its block_size is 4, decode's 8" in _refused(context, runtime_dir, "p1", 8).message
 
 
 @pytest.mark.parametrize(
@@ -227,7 +240,7 @@ def test_an_endpoint_that_shm_cannot_reach_fails_the_request_and_frees(
         seq = decode.open(3, ranks.peer_at(endpoint), (1, 2))
         decode.turn()
         assert [type(event) for event in decode.events] == [HandoffFailed, Drained]
-        assert got(decode, Drained) == [Drained(seq=seq)]
+        assert got(decode, Drained) == [Drained(handoff=seq)]
         assert (
             "prefill p rank 0.0.0 (incarnation p1) cannot be reached" in got(decode, HandoffFailed)[0].message
         )

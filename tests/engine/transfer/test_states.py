@@ -62,6 +62,8 @@ def test_no_step_but_failing_goes_backwards() -> None:
 
 
 @pytest.mark.parametrize("state", S)
-def test_every_state_but_success_names_a_deadline_and_no_live_one_can_outlast_its_request(state: S) -> None:
+def test_every_state_but_success_names_a_deadline_and_no_live_one_can_outlast_its_request(
+    state: TransferState,
+) -> None:
     assert runs_in(state, Deadline.REQUEST) == (not is_final(state))
     assert bool(DEADLINES[state]) == (state is not S.SUCCESS)

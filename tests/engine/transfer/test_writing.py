@@ -57,7 +57,9 @@ class FaultySender:
 
     def write_bytes(self, token: bytes, offset: int, data: bytes, seq: int) -> None:
         record = slots.decode(data)
-        assert record is not None
+        if record is None:
+            self.calls.append(f"aux at {offset}")
+            return
         self.calls.append(f"slot {record.status.name}")
         self.slots.append(record)
         self.on_slot()
@@ -88,7 +90,8 @@ def job(room: int = 7, deadline: float = 1e12, block_bytes: int = 10) -> WriteJo
         room=room,
         token=TOKEN,
         seq=room,
-        ops=copy_blocks([1, 5], [3, 9], block_bytes),
+        ops=lambda: copy_blocks([1, 5], [3, 9], block_bytes),
+        most_bytes=2 * block_bytes,
         slot_offset=640,
         first_token=42,
         kv_len=20,
@@ -228,4 +231,70 @@ def test_a_job_stopped_in_its_kv_writes_no_slot(sender: FaultySender, writers: W
     go_on.set()
     written = ended(writers)
     assert (written.job, written.outcome, sender.calls) == (running, "failed", ["write 2"])
-    assert eventually_now(lambda: running.future is not None and running.future.done(), 5)
+
+
+def test_an_aux_record_is_written_between_kv_and_slot_and_the_slot_speaks_of_it(
+    sender: FaultySender, writers: Writers
+) -> None:
+    with_aux = job()
+    with_aux.aux = (1000, b"aux record")
+    writers.start(with_aux)
+    assert ended(writers).outcome == "delivered"
+    assert sender.calls == ["write 2", "aux at 1000", "slot DELIVERED", "ring"]
+    assert sender.slots[0].has_aux
+
+
+def test_a_probe_is_its_record_alone(sender: FaultySender, writers: Writers) -> None:
+    writers.start(WriteJob(room=0, token=TOKEN, seq=9, slot_offset=64, deadline=1e12))
+    assert ended(writers).outcome == "delivered"
+    assert sender.calls == ["slot DELIVERED", "ring"]
+    assert not sender.slots[0].has_aux
+
+
+def test_a_link_without_inline_writes_is_never_written_by_the_loop(
+    sender: FaultySender, writers: Writers
+) -> None:
+    """Not even an empty part: its slot may wait for the peer."""
+    wrote_in: list[int] = []
+
+    def note() -> None:
+        wrote_in.append(threading.get_ident())
+
+    sender.on_slot = note
+    writers.start(WriteJob(room=0, token=TOKEN, seq=9, slot_offset=64, deadline=1e12))
+    ended(writers)
+    assert wrote_in != [threading.get_ident()]
+
+
+def test_one_peer_that_stands_still_does_not_hold_up_the_others(sender: FaultySender) -> None:
+    stuck, go_on = TOKEN, threading.Event()
+    others = [bytes([number]) * 16 for number in range(8)]
+
+    class Stuck(FaultySender):
+        def write(self, token: bytes, ops: WriteOps, seq: int) -> None:
+            if token == stuck:
+                go_on.wait(20)
+            super().write(token, ops, seq)
+
+    with Writers(Stuck(), SystemClock(), threads=2) as writers:
+        jobs = [job(room) for room in range(1, 20)]
+        for one in jobs:
+            writers.start(one)
+        for number, token in enumerate(others):
+            one = job(100 + number)
+            one.token = token
+            writers.start(one)
+        done: list[Written] = []
+
+        def have_ended(count: int) -> bool:
+            done.extend(writers.drain())
+            return len(done) == count
+
+        try:
+            eventually_now(lambda: have_ended(len(others)), 10, "the others are served")
+            assert {written.job.token for written in done} == set(others)
+        finally:
+            for one in jobs:
+                writers.stop(one)
+            go_on.set()
+        eventually_now(lambda: have_ended(27), 10, "all end")

@@ -1,8 +1,9 @@
-"""A simulated fleet for the two ledgers: one decode rank, mortal prefill ranks, a hostile transport.
+"""A simulated fleet for the ledgers of both sides: one decode group, mortal prefill groups, a hostile transport.
 
-Everything is driven by one seeded random source. Messages are delayed, dropped and doubled; writes land block by block
-in any order, fail half-way, report failure and land later, or never; a failure slot overtakes the data it speaks of.
-Every block and slot knows which seq may write it now, and every landing is checked against that.
+Everything is driven by one seeded random source. Messages are delayed, dropped and doubled; orders and events between
+leaders and ranks are delayed; ranks stand still and go on; writes land block by block in any order, fail half-way,
+report failure and land later, or never; a failure's slot overtakes the data it speaks of. Every part of a block and
+every slot knows which seq may write it now, and every landing is checked against that.
 """
 
 from __future__ import annotations
@@ -12,398 +13,294 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from pdcore.engine.consensus import DecodeConsensus, PrefillConsensus
 from pdcore.engine.kv.blocks import BlockPool
 from pdcore.engine.kv.layout import KvLayout
-from pdcore.engine.transfer import slot as slots
-from pdcore.engine.transfer import wire
-from pdcore.engine.transfer.plan import RegionShape
-from pdcore.engine.transfer.receive_ledger import Arrived, Drained, HandoffFailed, ReceiveLedger, Tell
-from pdcore.engine.transfer.receive_ledger import Effect as ReceiveEffect
-from pdcore.engine.transfer.rooms import (
-    Effect,
+from pdcore.engine.transfer import asking, wire
+from pdcore.engine.transfer.links import Pair
+from pdcore.engine.transfer.mapping import GroupRank, GroupSizes, RankMapping
+from pdcore.engine.transfer.orders import (
+    AbortHandoff,
+    Arrived,
+    DecodeEvent,
+    DecodeGroup,
+    Drained,
+    Expect,
+    Fail,
+    HandoffFailed,
     Handshaken,
-    Leg,
-    Outcome,
-    Release,
-    Say,
-    StopWrite,
+    Open,
+    PrefillEvent,
+    PrefillGroup,
+    Send,
+    SendFailed,
+    Sent,
     WriteEnded,
 )
-from pdcore.engine.transfer.send_ledger import SendLedger
-from pdcore.engine.transfer.slot import SLOT_BYTES, Slot, SlotArray, SlotStatus
-from pdcore.errors import ApiError
+from pdcore.engine.transfer.plan import RegionShape
+from pdcore.engine.transfer.receive_ledger import Tell
+from pdcore.errors import ErrorCode
+from pdcore.topology.keys import RankPosition
+from tests.engine.transfer.world_decode import BLOCKS, HANDOFFS, DecodeRank, Peer
+from tests.engine.transfer.world_prefill import PrefillRank
 
-BLOCKS, SLOTS = 10, 3
-LAYOUT = KvLayout.dense(layers=1, kv_heads=1, head_dim=1, block_size=10, itemsize=1, dtype_name="uint8")
-DECODE = wire.RankIdentity(instance_id="d", incarnation="d1")
-
-
-@dataclass
-class Job:
-    """One room's write: ``plan`` is decided when it starts, ``landing`` are blocks under way."""
-
-    room: int
-    seq: int
-    blocks: tuple[int, ...]
-    slot: int
-    plan: str
-    landing: list[int] = field(default_factory=list)
-    begun: bool = False
-    stopped: bool = False
+LAYOUT = KvLayout.dense(layers=1, kv_heads=2, head_dim=1, block_size=10, itemsize=1, dtype_name="uint8")
+GROUPS = 2
 
 
 @dataclass
-class Prefill:
-    """One incarnation of a prefill rank. ``late`` are writes that reported failure and may land yet."""
+class Group:
+    """One start of a prefill instance. ``fenced`` are decode ranks that know of its death."""
 
     name: str
-    token: bytes
-    ledger: SendLedger = field(default_factory=SendLedger)
+    ranks: dict[GroupRank, PrefillRank]
+    consensus: PrefillConsensus
+    legs: list[Expect] = field(default_factory=list)
+    kv_len: dict[int, int] = field(default_factory=dict)
     alive: bool = True
-    up: deque[wire.ToPrefill] = field(default_factory=deque)
-    down: deque[wire.ToDecode] = field(default_factory=deque)
-    legs: list[int] = field(default_factory=list)
-    ready: list[int] = field(default_factory=list)
-    jobs: dict[int, Job] = field(default_factory=dict)
-    late: list[tuple[Job, int | bytes]] = field(default_factory=list)
-    pinned: set[int] = field(default_factory=set)
-    released: bool = False
+    fenced: set[GroupRank] = field(default_factory=set)
 
 
 @dataclass
 class Request:
-    """What decode knows of one request until its memory is free."""
+    """What decode's leader knows of one request until its memory is free."""
 
     room: int
     blocks: tuple[int, ...]
+    deadline: float
+    over: bool = False
 
 
 class World:
     """See the module. ``step`` does one random thing; ``settle`` lets everything end and checks that it did."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, prefill: GroupSizes, decode: GroupSizes) -> None:
         self.rng = random.Random(seed)
         self.now = 0.0
+        self.mapping = RankMapping(prefill, decode, LAYOUT)
         self.pool = BlockPool(BLOCKS)
-        self.ledger = ReceiveLedger(
-            slots_total=SLOTS, blocks_total=BLOCKS, resend_s=0.5, peer_share=1.0, total_share=1.0
-        )
-        self.memory: list[tuple[str, int]] = [("free", 0)] * BLOCKS
-        self.slot_memory = bytearray(SLOTS * SLOT_BYTES)
-        self.slots = SlotArray(memoryview(self.slot_memory))
-        self.may_write: dict[int, int] = {}  # block -> seq
-        self.may_sign: dict[int, int] = {}  # slot -> seq
-        self.open: dict[int, Request] = {}  # seq -> request
+        self.revokes = self.rng.random() < 0.3
+        self.decodes = {rank: self.decode_rank(rank) for rank in _ranks(decode)}
+        self.consensus = DecodeConsensus([_position(rank) for rank in self.decodes])
+        self.open: dict[int, Request] = {}  # hand-off -> request
         self.running: list[Request] = []
         self.ends: Counter[int] = Counter()
         self.seen: Counter[str] = Counter()
         self.rooms = 0
         self.born = 0
         self.lossy = True
-        self.prefills: list[Prefill] = []
-        for _ in range(2):
+        self.groups: list[Group] = []
+        for _ in range(GROUPS):
             self.birth()
 
-    # Prefill ranks come and go
+    def decode_rank(self, rank: GroupRank) -> DecodeRank:
+        return DecodeRank(
+            rank=rank,
+            mapping=self.mapping,
+            rng=self.rng,
+            revokes=self.revokes,
+            send=self.tell,
+            seen=Counter(),
+        )
+
+    # Prefill groups come and go
 
     def birth(self) -> None:
         self.born += 1
-        prefill = Prefill(f"p{self.born}", self.born.to_bytes(16, "big"))
-        prefill.ledger.welcome(prefill.token, DECODE, RegionShape(LAYOUT, (BLOCKS,), SLOTS))
-        self.prefills.append(prefill)
-        self.decide(self.ledger.linked(prefill.name, self.now))
+        name = f"p{self.born}"
+        group = Group(name, {}, PrefillConsensus(self.participants))
+        for rank in _ranks(self.mapping.prefill):
+            group.ranks[rank] = self.prefill_rank(name, rank)
+        self.groups.append(group)
+        for rank in self.mapping.participants():
+            for decode in group.ranks[rank].targets.values():
+                decode.decide(decode.ledger.linked(Peer(name, rank), self.now), self.now)
 
-    def kill(self, prefill: Prefill) -> None:
-        """Dead at once: nothing lands any more. Decode learns of it later, at ``fence``."""
-        prefill.alive = False
-        prefill.up.clear()
-        prefill.jobs.clear()
-        prefill.late.clear()
+    def prefill_rank(self, name: str, rank: GroupRank) -> PrefillRank:
+        made = PrefillRank(
+            rank=rank, mapping=self.mapping, rng=self.rng, targets={}, lose=self.lose, seen=self.seen
+        )
+        sizes = self.mapping.decode
+        group = DecodeGroup(instance_id="d", incarnation="d1", dp=0, cp_size=sizes.cp, tp_size=sizes.tp)
+        for there in self.mapping.destinations_of(rank):
+            token = _token(name, rank, there)
+            decode = self.decodes[there]
+            made.targets[token] = decode
+            made.up[token], made.down[token] = deque(), deque()
+            shape = RegionShape(LAYOUT.shard(sizes.tp, there.tp), (BLOCKS,), HANDOFFS * len(decode.sources))
+            identity = wire.RankIdentity(instance_id="d", incarnation="d1", tp=there.tp)
+            destinations = frozenset(self.mapping.destinations_of(rank))
+            made.ledger.welcome(token, Pair(identity, group, destinations, shape), 0.0)
+            made.ledger.heard(token, self.now)
+        return made
 
-    def fence(self, prefill: Prefill) -> None:
-        self.read_slots()
-        self.decide(self.ledger.lost(prefill.name, "is gone"))
-        self.prefills.remove(prefill)
-        self.birth()
+    def participants(self, decode: DecodeGroup) -> list[RankPosition]:
+        return [_position(rank) for rank in self.mapping.participants()]
 
-    # Decode
+    def kill(self, group: Group) -> None:
+        """Dead at once: nothing lands any more. Decode's ranks learn of it later, one by one, at ``fence``."""
+        group.alive = False
+        for prefill in group.ranks.values():
+            prefill.die()
+
+    def fence(self, group: Group, decode: DecodeRank) -> None:
+        group.fenced.add(decode.rank)
+        decode.read_slots(self.now)
+        for source in decode.sources:
+            decode.decide(decode.ledger.lost(Peer(group.name, source), "is gone"), self.now)
+        if group.fenced == set(self.decodes):
+            self.groups.remove(group)
+            self.birth()
+
+    # Decode's leader
 
     def request(self) -> None:
-        prefill = self.rng.choice(self.prefills)
+        group = self.rng.choice([group for group in self.groups if not group.fenced] or self.groups)
         count = self.rng.randint(1, 3)
-        if not self.pool.can_allocate(count) or not self.ledger.can_open(prefill.name, count):
+        if group.fenced or not self.pool.can_allocate(count):
             return
         self.rooms += 1
-        room = self.rooms
-        blocks = self.pool.allocate(count, room)
+        room = handoff = self.rooms
+        blocks = self.pool.allocate(count, handoff)
         assert blocks is not None
-        entry, effects = self.ledger.open(
+        within_s = self.rng.uniform(1, 30)
+        self.open[handoff] = Request(room, blocks, self.now + within_s)
+        self.consensus.open(handoff)
+        order = Open(
+            handoff=handoff,
             room=room,
-            peer=prefill.name,
-            peer_name=prefill.name,
-            blocks=blocks,
+            prefill=PrefillGroup(
+                instance_id="p", incarnation=group.name, dp=0, dp_size=1, cp_size=1, tp_size=1, ranks=()
+            ),
+            blocks=(blocks,),
             prompt_len=count * 10,
-            deadline=self.now + self.rng.uniform(1, 30),
-            now=self.now,
+            remaining_ms=int(within_s * 1000),
         )
-        self.open[entry.seq] = Request(room, blocks)
-        self.may_sign[entry.slot] = entry.seq
-        for block in blocks:
-            assert block not in self.may_write
-            self.may_write[block] = entry.seq
-            self.memory[block] = ("asked", entry.seq)
-        self.slots.watch(entry.slot, seq=entry.seq, room=room)
+        for decode in self.decodes.values():
+            decode.orders.append(order)
         if self.rng.random() < 0.9:
-            prefill.legs.append(room)
-        self.decide(effects)
+            remaining_ms = int(self.rng.uniform(1, 30) * 1000)
+            expected = "d1" if self.rng.random() < 0.9 else None
+            group.legs.append(
+                Expect(room=room, expected_peer=expected, prompt_len=count * 10, remaining_ms=remaining_ms)
+            )
 
-    def decide(self, effects: Iterable[ReceiveEffect]) -> None:
-        for effect in effects:
-            match effect:
-                case Tell():
-                    self.tell(effect)
-                case HandoffFailed(seq=seq):
-                    self.end_request(seq)
-                case Arrived(seq=seq, first_token=token):
-                    self.arrive(seq, token)
-                case Drained(seq=seq):
-                    self.seen["drained"] += 1
-                    assert self.open[seq].blocks == self.pool.release(seq)
-                    self.let_go(seq)
-
-    def tell(self, tell: Tell) -> None:
-        entry = self.ledger[tell.seq]
-        [prefill] = [p for p in self.prefills if p.name == tell.peer]
-        token = prefill.token
+    def tell(self, decode: DecodeRank, tell: Tell) -> None:
+        peer, entry = tell.peer, decode.ledger[tell.seq]
+        assert isinstance(peer, Peer)
+        token = _token(peer.group, peer.rank, decode.rank)
         message: wire.ToPrefill
         if tell.what == "abort":
-            message = wire.Abort(token=token, seq=entry.seq, room=entry.room, code=entry.abort_code)
-        elif tell.what == "query":
-            message = wire.Query(token=token, seq=entry.seq)
+            message = asking.abort(entry, token)
         else:
-            message = wire.Handshake(
-                token=token,
-                seq=entry.seq,
-                room=entry.room,
-                slot=entry.slot,
-                groups=(entry.blocks,),
-                prompt_len=entry.prompt_len,
-                remaining_ms=max(0, int((entry.deadline - self.now) * 1000)),
-            )
-        if prefill.alive and not self.lose():
-            prefill.up.extend([message] * (1 + self.double()))
+            message = asking.handshake(entry, token, self.now)
+        self.post(peer, token, message)
 
-    def abort(self) -> None:
-        live = [entry.seq for entry in self.ledger if not entry.request_over]
-        if live:
-            seq = self.rng.choice(live)
-            self.end_request(seq)
-            self.decide(self.ledger.abort(seq, "cancelled", self.now))
+    def post(self, peer: Peer, token: bytes, message: wire.ToPrefill) -> None:
+        for group in self.groups:
+            if group.name == peer.group and group.alive and not self.lose():
+                group.ranks[peer.rank].up[token].extend([message] * (1 + self.lose()))
 
-    def end_request(self, seq: int) -> None:
-        request = self.open[seq]
+    def beat(self, decode: DecodeRank) -> None:
+        """Ask every source how it is doing; now and then one is taken for silent."""
+        for group in self.groups:
+            for source in decode.sources:
+                peer = Peer(group.name, source)
+                token = _token(group.name, source, decode.rank)
+                self.post(peer, token, wire.Beat(token=token, seqs=tuple(decode.ledger.open_seqs(peer))))
+                if self.rng.random() < 0.01:
+                    decode.decide(decode.ledger.silent(peer, "is silent", self.now), self.now)
+
+    def decided(self, decode: DecodeRank) -> None:
+        """What a rank said reaches the leader."""
+        while decode.events and self.rng.random() < 0.7:
+            for word in self.consensus.hear(_position(decode.rank), decode.events.popleft()):
+                self.follow(word)
+
+    def follow(self, word: DecodeEvent | AbortHandoff) -> None:
+        match word:
+            case AbortHandoff():
+                for decode in self.decodes.values():
+                    decode.orders.append(word)
+            case HandoffFailed(handoff=handoff):
+                self.end_request(handoff)
+            case Arrived(handoff=handoff, first_token=token, kv_len=kv_len):
+                request = self.open.pop(handoff)
+                self.ends[request.room] += 1
+                self.seen["arrived"] += 1
+                assert token == request.room % 1000, "another request's first token"
+                assert kv_len == len(request.blocks) * 10
+                self.running.append(request)
+            case Drained(handoff=handoff):
+                self.seen["drained"] += 1
+                assert self.pool.release(handoff) == self.open.pop(handoff).blocks
+
+    def end_request(self, handoff: int) -> None:
+        request = self.open[handoff]
+        request.over = True
         self.ends[request.room] += 1
-        self.pool.quarantine(request.blocks, seq)
+        self.pool.quarantine(request.blocks, handoff)
 
-    def arrive(self, seq: int, token: int) -> None:
-        request = self.open[seq]
-        self.seen["arrived"] += 1
-        self.ends[request.room] += 1
-        assert token == request.room % 1000, "another request's first token"
-        assert all(self.memory[block] == ("kv", seq) for block in request.blocks), "foreign or missing bytes"
-        for block in request.blocks:
-            self.memory[block] = ("run", request.room)
-        self.running.append(request)
-        self.let_go(seq)
+    def abort(self, handoff: int, code: ErrorCode) -> None:
+        for word in self.consensus.abort(handoff, code):
+            self.end_request(handoff)
+            self.follow(word)
 
-    def let_go(self, seq: int) -> None:
-        """Nobody may write for ``seq`` any more."""
-        for block in self.open.pop(seq).blocks:
-            assert self.may_write.pop(block) == seq
-        [index] = [index for index, owner in self.may_sign.items() if owner == seq]
-        del self.may_sign[index]
-        self.slots.forget(index)
+    def expire(self) -> None:
+        """The leader watches deadlines as well: a rank that stands still cannot keep a request."""
+        for handoff, request in list(self.open.items()):
+            if not request.over and self.now >= request.deadline + 1:
+                self.abort(handoff, "deadline_exceeded")
 
     def finish(self) -> None:
         if self.running:
             request = self.running.pop(self.rng.randrange(len(self.running)))
-            assert all(self.memory[block] == ("run", request.room) for block in request.blocks), "overwritten"
+            for decode in self.decodes.values():
+                decode.check_run(request.blocks, request.room)
             self.pool.free_owner(request.room)
 
-    def read_slots(self) -> None:
-        for _index, record in list(self.slots.look()):
-            self.decide(self.ledger.wrote(record.seq, record))
+    # Prefill's leader
 
-    def hear(self) -> None:
-        for prefill in list(self.prefills):
-            if prefill.down and self.rng.random() < 0.7:
-                self.take(prefill, prefill.down.popleft())
-
-    def take(self, prefill: Prefill, message: wire.ToDecode) -> None:
-        name = prefill.name
-        match message:
-            case wire.Accepted(seq=seq):
-                self.decide(self.ledger.accepted(name, seq, self.now))
-            case wire.Failed() as f:
-                self.decide(
-                    self.ledger.failed(
-                        name, f.seq, f.code, f.message, drained=f.drained, in_doubt=f.in_doubt, now=self.now
-                    )
-                )
-            case wire.Drained(seq=seq, in_doubt=in_doubt):
-                self.decide(self.ledger.drained(name, seq, in_doubt=in_doubt))
-
-    # Prefill
-
-    def turn(self, prefill: Prefill) -> None:
-        """One turn of a prefill rank's loop, in which each thing may or may not happen."""
-        if not prefill.alive:
-            return
-        if prefill.up and self.rng.random() < 0.7:
-            self.perform(prefill, self.answer(prefill, prefill.up.popleft()))
-        if prefill.legs and self.rng.random() < 0.6:
-            self.take_leg(prefill, prefill.legs.pop(0))
-        if prefill.ready and self.rng.random() < 0.6:
-            self.start(prefill, prefill.ready.pop(0))
+    def lead(self, group: Group) -> None:
+        if group.legs and self.rng.random() < 0.6:
+            order = group.legs.pop(0)
+            group.consensus.expect(order.room)
+            group.kv_len[order.room] = order.prompt_len
+            self.order(group, order)
         if self.rng.random() < 0.03:
-            self.perform(
-                prefill, prefill.ledger.fail(self.rng.randint(1, self.rooms + 3), "cancelled", "", self.now)
-            )
-        self.perform(prefill, prefill.ledger.tick(self.now))
-        for job in list(prefill.jobs.values()):
-            if self.rng.random() < 0.6:
-                self.write(prefill, job)
-        if prefill.late and self.rng.random() < 0.3:
-            job, what = prefill.late.pop(self.rng.randrange(len(prefill.late)))
-            self.land(prefill, job, what)
+            room = self.rng.randint(1, self.rooms + 3)
+            group.consensus.fail(room)
+            self.order(group, Fail(room=room, code="cancelled", message=""))
+        for rank, prefill in group.ranks.items():
+            while prefill.events and self.rng.random() < 0.7:
+                for word in group.consensus.hear(_position(rank), prefill.events.popleft()):
+                    self.led(group, word)
 
-    def answer(self, prefill: Prefill, message: wire.ToPrefill) -> list[Effect]:
-        match message:
-            case wire.Handshake():
-                return prefill.ledger.handshake(message, self.now)
-            case wire.Query():
-                return prefill.ledger.query(message)
-            case wire.Abort():
-                return prefill.ledger.abort(message, self.now)
-        raise AssertionError(message)
+    def led(self, group: Group, word: PrefillEvent | Fail) -> None:
+        match word:
+            case Handshaken(room=room):
+                group.consensus.send(room)
+                self.order(
+                    group, Send(room=room, blocks=((0, 1, 2),), first_token=room, kv_len=group.kv_len[room])
+                )
+            case Fail():
+                self.order(group, word)
+            case Sent():
+                self.seen["sent"] += 1
+            case SendFailed():
+                self.seen["send failed"] += 1
+            case WriteEnded(room=room):
+                for prefill in group.ranks.values():
+                    assert room not in prefill.reading, "unpinned under a write"
 
-    def take_leg(self, prefill: Prefill, room: int) -> None:
-        known = [request for request in self.open.values() if request.room == room]
-        tokens = len(known[0].blocks) * 10 if known else 10
-        leg = Leg(DECODE.incarnation, tokens, self.now + self.rng.uniform(1, 30))
-        try:
-            self.perform(prefill, prefill.ledger.expect(room, leg, self.now))
-        except ApiError:
-            self.seen["leg refused"] += 1
-
-    def start(self, prefill: Prefill, room: int) -> None:
-        state = prefill.ledger.state(room)
-        if state is None or state.name != "WAITING_FOR_INPUT":
-            return  # it ended between its Handshaken and now
-        counts = [len(request.blocks) for request in self.open.values() if request.room == room]
-        count = counts[0] if counts else 1
-        try:
-            shake, _shape = prefill.ledger.start(room, count * 10)
-        except ValueError:
-            return
-        plan = self.rng.choice(["ok"] * 6 + ["fails", "fails quietly", "kv in doubt", "slot in doubt"])
-        prefill.pinned.add(room)
-        prefill.jobs[room] = Job(room, shake.seq, shake.blocks, shake.slot, plan)
-
-    def perform(self, prefill: Prefill, effects: Iterable[Effect]) -> None:
-        for effect in effects:
-            match effect:
-                case Say(message=message):
-                    if not self.lose():
-                        prefill.down.extend([message] * (1 + self.double()))
-                case Handshaken(room=room):
-                    prefill.ready.append(room)
-                case StopWrite(room=room):
-                    self.stop(prefill, prefill.jobs[room])
-                case WriteEnded(room=room):
-                    prefill.pinned.remove(room)
-                case Release():
-                    prefill.released = True
-
-    def stop(self, prefill: Prefill, job: Job) -> None:
-        job.stopped = True
-
-    def write(self, prefill: Prefill, job: Job) -> None:
-        """One step of a job: begin, land a block, sign, or break as planned."""
-        if not job.begun:
-            job.begun = True
-            job.landing = self.rng.sample(job.blocks, len(job.blocks))
-            if job.stopped:
-                self.end_job(prefill, job, "failed")
-        elif job.plan.startswith("fails") and self.rng.random() < 0.5:
-            if job.plan == "fails":
-                self.sign(prefill, job, SlotStatus.FAILED)
-            self.end_job(prefill, job, "failed")
-        elif job.plan == "kv in doubt" and self.rng.random() < 0.5:
-            if self.rng.random() < 0.5:
-                self.sign(prefill, job, SlotStatus.IN_DOUBT)
-            prefill.late += [(job, block) for block in job.landing if self.rng.random() < 0.7]
-            self.end_job(prefill, job, "in_doubt")
-        elif job.landing:
-            self.land(prefill, job, job.landing.pop())
-        elif job.stopped:
-            self.end_job(prefill, job, "failed")
-        elif job.plan == "slot in doubt":
-            if self.rng.random() < 0.7:
-                prefill.late.append((job, self.record(job, SlotStatus.DELIVERED)))
-            self.end_job(prefill, job, "in_doubt")
-        else:
-            self.sign(prefill, job, SlotStatus.DELIVERED)
-            self.end_job(prefill, job, "delivered")
-
-    def end_job(self, prefill: Prefill, job: Job, outcome: Outcome) -> None:
-        self.seen[outcome] += 1
-        del prefill.jobs[job.room]
-        self.perform(prefill, prefill.ledger.write_ended(job.room, outcome, outcome, self.now))
-
-    def land(self, prefill: Prefill, job: Job, what: int | bytes) -> None:
-        assert job.room in prefill.pinned, "the source was let go before its write ended"
-        if isinstance(what, bytes):
-            self.put_slot(job, what)
-        else:
-            assert self.may_write.get(what) == job.seq, f"a foreign write into block {what}"
-            self.memory[what] = ("kv", job.seq)
-
-    def record(self, job: Job, status: SlotStatus) -> bytes:
-        return slots.encode(
-            Slot(
-                seq=job.seq,
-                room=job.room,
-                token=job.room % 1000,
-                kv_len=len(job.blocks) * 10,
-                status=status,
-            )
-        )
-
-    def sign(self, prefill: Prefill, job: Job, status: SlotStatus) -> None:
-        self.put_slot(job, self.record(job, status))
-
-    def put_slot(self, job: Job, record: bytes) -> None:
-        """In two pieces, with a look of decode between them."""
-        assert self.may_sign.get(job.slot) == job.seq, f"a foreign write into slot {job.slot}"
-        start, cut = job.slot * SLOT_BYTES, self.rng.randint(0, SLOT_BYTES)
-        self.slot_memory[start : start + cut] = record[:cut]
-        if cut < SLOT_BYTES and self.rng.random() < 0.5:
-            before = len(self.open)
-            self.read_slots()
-            if self.may_sign.get(job.slot) != job.seq:
-                assert bytes(self.slot_memory[start : start + SLOT_BYTES]) == record
-                assert len(self.open) < before
-                return
-        self.slot_memory[start + cut : start + SLOT_BYTES] = record[cut:]
+    def order(self, group: Group, order: Expect | Send | Fail) -> None:
+        for prefill in group.ranks.values():
+            prefill.orders.append(order)
 
     # The whole
 
     def lose(self) -> bool:
         return self.lossy and self.rng.random() < 0.04
-
-    def double(self) -> bool:
-        return self.lossy and self.rng.random() < 0.05
 
     def step(self) -> None:
         self.now += self.rng.choice([0.0, 0.05, 0.3])
@@ -411,47 +308,140 @@ class World:
         if act < 0.3:
             self.request()
         elif act < 0.34:
-            self.abort()
+            live = [handoff for handoff, request in self.open.items() if not request.over]
+            if live:
+                self.abort(self.rng.choice(live), "cancelled")
         elif act < 0.5:
             self.finish()
         elif act < 0.51:
             self.now += 10
         elif act < 0.52:
-            self.kill(self.rng.choice(self.prefills))
+            self.kill(self.rng.choice(self.groups))
+        elif act < 0.54:
+            self.stop()
         self.advance()
 
-    def advance(self) -> None:
-        for prefill in list(self.prefills):
-            self.turn(prefill)
-            if not prefill.alive and self.rng.random() < 0.2:
-                self.fence(prefill)
-        if self.rng.random() < 0.7:
-            self.read_slots()
-        self.hear()
-        self.decide(self.ledger.tick(self.now))
+    def stop(self) -> None:
+        """SIGSTOP somebody for a while."""
+        ranks: list[DecodeRank | PrefillRank] = list(self.decodes.values())
+        ranks += [prefill for group in self.groups for prefill in group.ranks.values()]
+        self.rng.choice(ranks).stopped = self.rng.randint(1, 30)
 
-    def busy(self) -> bool:
-        counts = [prefill.ledger.counts() for prefill in self.prefills]
-        return any(c.rooms or c.stashed or c.writing for c in counts)
+    def advance(self) -> None:
+        for group in list(self.groups):
+            self.lead(group)
+            for prefill in group.ranks.values():
+                if group.alive:
+                    prefill.turn(self.now)
+            if not group.alive:
+                for decode in self.decodes.values():
+                    if decode.rank not in group.fenced and self.rng.random() < 0.2:
+                        self.fence(group, decode)
+        for decode in self.decodes.values():
+            self.listen(decode)
+            decode.turn(self.now)
+            if not decode.stopped and self.rng.random() < 0.2:
+                self.beat(decode)
+            self.decided(decode)
+        self.expire()
+
+    def listen(self, decode: DecodeRank) -> None:
+        if decode.stopped:
+            return
+        for group in list(self.groups):
+            for source in decode.sources:
+                token = _token(group.name, source, decode.rank)
+                messages = group.ranks[source].down[token]
+                if messages and self.rng.random() < 0.7 and decode.rank not in group.fenced:
+                    self.take(decode, Peer(group.name, source), messages.popleft())
+
+    def take(self, decode: DecodeRank, peer: Peer, message: wire.ToDecode) -> None:
+        ledger = decode.ledger
+        match message:
+            case wire.Accepted(seq=seq):
+                decode.decide(ledger.accepted(peer, seq), self.now)
+            case wire.Failed() as f:
+                effects = ledger.failed(
+                    peer,
+                    f.seq,
+                    f.code,
+                    f.message,
+                    f.reason,
+                    drained=f.drained,
+                    in_doubt=f.in_doubt,
+                    now=self.now,
+                )
+                decode.decide(effects, self.now)
+            case wire.Drained(seq=seq, in_doubt=in_doubt):
+                decode.decide(ledger.drained(peer, seq, in_doubt=in_doubt), self.now)
+
+    def is_quiet(self) -> bool:
+        """Nothing is under way but what waits for a fence."""
+        waits = any(not entry.in_doubt for decode in self.decodes.values() for entry in decode.ledger)
+        counts = [prefill.ledger.counts() for group in self.groups for prefill in group.ranks.values()]
+        busy = any(count.rooms or count.stashed or count.writing for count in counts)
+        orders = any(decode.orders or decode.events for decode in self.decodes.values())
+        return not (waits or busy or orders or self.running or any(group.legs for group in self.groups))
 
     def settle(self) -> None:
         """No more loss, no more requests: all ends by itself, but for what is in doubt; the fence ends that."""
         self.lossy = False
-        for _ in range(400):
+        for _ in range(600):
             self.now += 0.5
             self.finish()
             self.advance()
-            if not self.running and all(entry.in_doubt for entry in self.ledger) and not self.busy():
+            if self.is_quiet():
                 break
-        assert all(entry.in_doubt for entry in self.ledger), "something hangs"
-        for prefill in list(self.prefills):
-            counts = prefill.ledger.counts()
-            assert (counts.rooms, counts.stashed, counts.writing) == (0, 0, 0)
-            self.perform(prefill, prefill.ledger.lost(prefill.token, self.now))
-            assert (prefill.released, prefill.pinned) == (True, set())
-            self.kill(prefill)
-            self.fence(prefill)
-        assert (len(self.ledger), self.ledger.slots_used, self.open) == (0, 0, {})
-        assert self.pool.free_blocks == BLOCKS
+        assert self.is_quiet(), "something hangs"
+        self.end_of_decode()
+        for group in list(self.groups):
+            self.kill(group)
+            for decode in list(self.decodes.values()):
+                self.fence(group, decode)
+        self.end_of_groups()
+
+    def end_of_decode(self) -> None:
+        """Decode dies for the prefill ranks: all is released, nothing is pinned."""
+        for group in self.groups:
+            for prefill in group.ranks.values():
+                for token in prefill.targets:
+                    prefill.perform(prefill.ledger.lost(token, self.now))
+                counts = prefill.ledger.counts()
+                assert (counts.rooms, counts.stashed, counts.writing, counts.pinned) == (0, 0, 0, 0)
+                assert (counts.links, prefill.released, prefill.reading) == (0, set(prefill.targets), set())
+
+    def end_of_groups(self) -> None:
+        """Every prefill rank is fenced: nothing is held, and every request ended once."""
+        for decode in self.decodes.values():
+            for _ in range(50):
+                self.decided(decode)
+            ledger = decode.ledger
+            assert (len(ledger), ledger.slots_used, decode.asked, len(decode.gathering)) == (0, 0, {}, 0)
+            self.seen += decode.seen
+        assert (self.open, len(self.consensus), self.pool.free_blocks) == ({}, 0, BLOCKS)
         assert set(self.ends) == set(range(1, self.rooms + 1))
         assert set(self.ends.values()) <= {1}
+
+
+def _ranks(sizes: GroupSizes) -> list[GroupRank]:
+    return [GroupRank(cp, tp) for cp in range(sizes.cp) for tp in range(sizes.tp)]
+
+
+def _position(rank: GroupRank) -> RankPosition:
+    return RankPosition(0, rank.cp, rank.tp)
+
+
+def _token(group: str, prefill: GroupRank, decode: GroupRank) -> bytes:
+    return f"{group} {prefill}>{decode}".encode().ljust(16, b".")[:16]
+
+
+def run(seeds: Iterable[int], prefill: GroupSizes, decode: GroupSizes, steps: int) -> Counter[str]:
+    """Whole histories; returns what happened in them."""
+    seen: Counter[str] = Counter()
+    for seed in seeds:
+        world = World(seed, prefill, decode)
+        for _ in range(steps):
+            world.step()
+        world.settle()
+        seen += world.seen
+    return seen
