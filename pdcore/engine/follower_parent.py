@@ -22,9 +22,10 @@ from msgspec import MsgspecError
 from pdcore import telemetry
 from pdcore.clock import Clock, SystemClock
 from pdcore.config import EngineConfig
-from pdcore.engine.departure import wait_departed
+from pdcore.engine.departure import has_departed, wait_until
 from pdcore.engine.ending import OK, RANK_DIED, REFUSED, SUPERSEDED, Ending
 from pdcore.engine.local_ranks import LocalRanks, Machine, how
+from pdcore.engine.own_instance import SILENT_TTLS
 from pdcore.engine.parents import Ended, LeaderLine, ParentLost
 from pdcore.engine.placement import Placement
 from pdcore.engine.process import beside, runtime_directory, signals
@@ -100,7 +101,13 @@ class FollowerParent:
             follower = await stack.enter_async_context(Follower(store, keyspace, clock=self._clock))
             registration = await stack.enter_async_context(Registration(self._registrar(word), claimed=True))
             line = await stack.enter_async_context(
-                LeaderLine(word.parents, config.node_rank, self._clock, secret=config.curve_secret)
+                LeaderLine(
+                    word.parents,
+                    config.node_rank,
+                    self._clock,
+                    silence_s=SILENT_TTLS * config.lease_ttl_s,
+                    secret=config.curve_secret,
+                )
             )
             stack.enter_context(self._ranks)
             self._ranks.start(self._machine(word), registration)
@@ -182,8 +189,9 @@ class FollowerParent:
 
     async def _watch_departure(self, follower: Follower, incarnation: str) -> None:
         """The keyspace hears of the leader's death first."""
-        assert self._config.instance_id is not None
-        await wait_departed(follower, self._config.instance_id, incarnation)
+        name = self._config.instance_id
+        assert name is not None
+        await wait_until(follower, lambda seen: has_departed(seen, name, incarnation))
         self._end(RANK_DIED, "the instance leaves the keyspace", "died")
 
     async def _watch_claim(self, registration: Registration) -> None:

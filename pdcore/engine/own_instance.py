@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from pdcore.clock import Clock
-from pdcore.engine.departure import wait_departed
+from pdcore.engine.departure import has_lost_a_rank, wait_until
 from pdcore.engine.dispatch import Dispatch
 from pdcore.engine.ending import RANK_DIED, REFUSED, Ending
 from pdcore.engine.local_ranks import LocalRanks, Machine, how
@@ -27,7 +27,7 @@ from pdcore.registry.registration import Registration
 from pdcore.registry.store import Store
 from pdcore.topology.keys import Keyspace, RankPosition
 
-SILENT_TTLS = 2
+SILENT_TTLS: Final = 2
 """A rank that says nothing for so many lease TTLs is as silent as one that does not beat."""
 
 
@@ -50,6 +50,7 @@ class OwnInstance:
 
     async def __aenter__(self) -> Self:
         startup, placement, secret = self._startup, self._startup.placement, self._startup.config.curve_secret
+        silence_s = SILENT_TTLS * startup.config.lease_ttl_s
         async with AsyncExitStack() as stack:
             meeting = stack.enter_context(open_meeting(placement, self._runtime_dir, startup.rank_ip))
             stack.enter_context(self.ranks)
@@ -63,7 +64,13 @@ class OwnInstance:
                 )
             )
             self.parents = await stack.enter_async_context(
-                FollowerParents(meeting.parents, range(1, placement.nnodes), self._clock, secret=secret)
+                FollowerParents(
+                    meeting.parents,
+                    range(1, placement.nnodes),
+                    self._clock,
+                    silence_s=silence_s,
+                    secret=secret,
+                )
             )
             self._open = stack.pop_all()
         self.word = LeaderWord(
@@ -146,8 +153,8 @@ class OwnInstance:
 
     async def watch_departure(self, view: View) -> Ending:
         """The keyspace hears first of another machine's parent that died."""
-        identity = self._startup.identity
-        await wait_departed(view, identity.instance_id, identity.incarnation)
+        name, incarnation = self._startup.identity.instance_id, self._startup.identity.incarnation
+        await wait_until(view, lambda seen: has_lost_a_rank(seen, name, incarnation))
         return Ending(status=RANK_DIED, why="a rank's record was withdrawn because it died", departure="died")
 
     async def end(self, ending: Ending) -> None:

@@ -1,7 +1,7 @@
 """Between an instance's leader and its follower parents, the parents on its other machines: who lives, who ends.
 
-A follower joins and beats; the leader answers every beat. Silence of either side for :data:`SILENCE_S` is its end, which
-is the instance's. What the leader tells is what a follower is to register, and that it is over.
+A follower joins and beats; the leader answers every beat. Silence of either side for ``silence_s`` is its end, which is the
+instance's; death is mostly heard of sooner, by the keyspace. What the leader tells is what a follower is to register, and that it is over.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from pdcore.engine.messages import Ready
 from pdcore.topology.keys import RankPosition
 
 BEAT_S: Final = 0.5
-SILENCE_S: Final = 10.0
 MAX_MESSAGE_BYTES: Final = 16 << 20
 MOST_UNREAD: Final = 256
 GARBLED_SHOWN: Final = 1
@@ -67,7 +66,10 @@ class ParentLost(Exception):
 class FollowerParents:
     """The leader's end. Use as ``async with``; ``address`` is bound on entering. Without ``nodes`` it is no socket."""
 
-    def __init__(self, address: str, nodes: Sequence[int], clock: Clock, *, secret: str | None) -> None:
+    def __init__(
+        self, address: str, nodes: Sequence[int], clock: Clock, *, silence_s: float, secret: str | None
+    ) -> None:
+        self._silence_s = silence_s
         self._bind = address
         self._nodes = {f"node.{node}".encode(): node for node in nodes}
         self._clock = clock
@@ -118,8 +120,8 @@ class FollowerParents:
                     return ended
             now = self._clock.now()
             for node, at in self._heard.items():
-                if now - at > SILENCE_S:
-                    return f"machine {node} has been silent for {SILENCE_S:g} s"
+                if now - at > self._silence_s:
+                    return f"machine {node} has been silent for {self._silence_s:g} s"
 
     async def _hear(self, frames: Sequence[bytes]) -> str | None:
         node = self._nodes.get(frames[0])
@@ -167,7 +169,10 @@ class FollowerParents:
 class LeaderLine:
     """A follower's end, connected while the ``async with`` block lasts."""
 
-    def __init__(self, address: str, node: int, clock: Clock, *, secret: str | None) -> None:
+    def __init__(
+        self, address: str, node: int, clock: Clock, *, silence_s: float, secret: str | None
+    ) -> None:
+        self._silence_s = silence_s
         self._address = address
         self._node = node
         self._clock = clock
@@ -201,10 +206,10 @@ class LeaderLine:
         """Listen until the leader says that it is over. :class:`ParentLost` when it says nothing any more."""
         while True:
             try:
-                async with asyncio.timeout(SILENCE_S):
+                async with asyncio.timeout(self._silence_s):
                     message = msgspec.msgpack.decode(await self._socket.recv(), type=FromLeader)
             except TimeoutError:
-                raise ParentLost(f"the leader has been silent for {SILENCE_S:g} s") from None
+                raise ParentLost(f"the leader has been silent for {self._silence_s:g} s") from None
             except msgspec.MsgspecError as wrong:
                 raise ParentLost(f"the leader speaks another language: {wrong}") from wrong
             if isinstance(message, End):

@@ -25,15 +25,14 @@ RANK = RankPosition(0, 0, 1)
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parents, "BEAT_S", 0.05)
-    monkeypatch.setattr(parents, "SILENCE_S", 1.0)
 
 
 def leader(*nodes: int, secret: str | None = None) -> FollowerParents:
-    return FollowerParents(ADDRESS, nodes, CLOCK, secret=secret)
+    return FollowerParents(ADDRESS, nodes, CLOCK, silence_s=1.0, secret=secret)
 
 
 def follower(address: str, node: int = 1, secret: str | None = None) -> LeaderLine:
-    return LeaderLine(address, node, CLOCK, secret=secret)
+    return LeaderLine(address, node, CLOCK, silence_s=1.0, secret=secret)
 
 
 async def test_a_machine_joins_is_told_what_to_register_and_that_it_is_over() -> None:
