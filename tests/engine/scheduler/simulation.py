@@ -89,6 +89,13 @@ class Simulation:
             self.failures.append(failure)
             self.ends[failure.request_id] += 1
         assert not {f.request_id for f in plan.fail} & {item.request_id for item in plan.batch}
+        for item in plan.batch:
+            known = (
+                *self.scheduler.held(item.request_id).start.prompt,
+                *self.tokens.get(item.request_id, ()),
+            )
+            assert item.token_ids == known[item.start : item.start + len(item.token_ids)]
+            assert item.samples == (item.start + len(item.token_ids) == len(known))
         self.follower.execute(plan.batch)
         outcome = self.scheduler.complete(
             plan.batch, {item.request_id: next_token(item) for item in plan.batch if item.samples}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pdcore.engine.messages import Start
+from pdcore.engine.messages import Output, Start
 from pdcore.engine.scheduler.decode import DecodeScheduler
 from pdcore.engine.scheduler.plan import Admit
 from tests.engine.scheduler import simulation
@@ -36,6 +36,14 @@ class Decode:
         self.simulation.perform(plan)
         return [item.handoff for item in plan.admit]
 
+    def arrive(self, handoff: int, token: int, kv_len: int) -> Output:
+        """The KV of a request that waits for it."""
+        arrived = self.scheduler.arrived(handoff, token, kv_len)
+        assert arrived is not None
+        output = arrived[1]
+        self.simulation.note(output.request_id, output.token_ids, output.finish_reason)
+        return output
+
     @property
     def empty(self) -> bool:
         return self.simulation.empty
@@ -53,12 +61,10 @@ def test_the_kv_arrives_and_the_request_generates() -> None:
     d = Decode()
     d.scheduler.add(start("a", 8, room=1, max_tokens=3), 0)
     (handoff,) = d.open()
-    arrived = d.scheduler.arrived(handoff, 42, 8)
-    assert arrived is not None
-    assert arrived[1].token_ids == (42,)
+    assert d.arrive(handoff, 42, 8).token_ids == (42,)
     while d.scheduler.has_computation:
         d.simulation.step()
-    assert d.simulation.tokens["a"] == [1009, 1010]
+    assert d.simulation.tokens["a"] == [42, 1009, 1010]
     assert d.simulation.finished == {"a": "length"}
     assert d.empty
 
@@ -68,9 +74,7 @@ def test_a_first_token_can_be_the_last(token: int, most: int, reason: str) -> No
     d = Decode()
     d.scheduler.add(start("a", 8, room=1, max_tokens=most), 0)
     (handoff,) = d.open()
-    arrived = d.scheduler.arrived(handoff, token, 8)
-    assert arrived is not None
-    assert arrived[1].finish_reason == reason
+    assert d.arrive(handoff, token, 8).finish_reason == reason
     assert not d.scheduler.has_computation
     assert d.empty
 
@@ -117,7 +121,7 @@ def test_a_request_whose_kv_is_on_its_way_has_its_place_in_the_batch() -> None:
     for room in (1, 2, 3):
         d.scheduler.add(start(str(room), room=room), 0)
     first, second = d.open()
-    d.scheduler.arrived(first, 42, 5)
+    d.arrive(first, 42, 5)
     assert d.open() == []
     d.scheduler.failed(second)
     assert len(d.open()) == 1, "one in quarantine will not come back"
