@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.cli.machines import Lists, Machine, this_machine
@@ -141,6 +141,7 @@ def test_what_does_not_say_which_machine_is_refused_with_flags_and_values(
     assert says in str(wrong.value)
 
 
+@settings(deadline=None, max_examples=50)
 @given(instances=st.integers(1, 3), size=st.integers(1, 3), others=st.integers(0, 3), data=st.data())
 def test_every_machine_of_a_role_has_a_place_of_its_own(
     instances: int, size: int, others: int, data: st.DataObject

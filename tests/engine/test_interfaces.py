@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.engine.interfaces import VIRTUAL, Interface, own_address, read_interfaces
@@ -76,6 +76,7 @@ def test_an_interface_that_leads_to_containers_or_tunnels_is_never_taken_silentl
     assert own_address([virtual, ETH0], None) == "10.0.0.5"
 
 
+@settings(deadline=None, max_examples=50)
 @given(machine=st.lists(st.sampled_from([LO, ETH0, ETH1, DOWN, DOCKER, SIX, LINK_LOCAL, TWICE]), unique=True))
 def test_what_is_taken_silently_is_the_only_candidate(machine: list[Interface]) -> None:
     candidates = [one for one in machine if one in (ETH0, ETH1, SIX, TWICE)]
