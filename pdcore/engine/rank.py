@@ -198,12 +198,13 @@ def _limits(spec: RankSpec, config: ModelConfig) -> SchedulerLimits:
 
 
 def _compat(spec: RankSpec, config: ModelConfig, directory: Path, context_length: int) -> Compat:
+    layout = config.kv_layout(spec.block_size, spec.dtype)
     return Compat(
         model_fingerprint=fingerprint(directory, spec.dtype),
         context_length=context_length,
         kv_dtype=spec.dtype,
         block_sizes=(spec.block_size,),
-        kv_layout="block-major",
+        kv_layout=f"block-major/{layout.fingerprint()}",
         attention="gqa",
         layers=config.layers,
         kv_heads=config.kv_heads,

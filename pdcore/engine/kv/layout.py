@@ -34,7 +34,7 @@ Sharding = Literal["heads", "replicated"]
 Order = Literal["token", "head"]
 
 
-class KvEntry(msgspec.Struct, frozen=True, kw_only=True):
+class KvEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one layer keeps of each row: ``heads`` items of ``dim`` elements. A row stands for ``tokens_per_row`` tokens.
 
     ``heads`` are split over the tensor-parallel ranks, and repeated when there are more ranks than heads. A
@@ -74,7 +74,7 @@ class Place:
     rows: int
 
 
-class KvGroup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class KvGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dict=True):
     """Entries that share block ids. ``window``: attention looks at no more than that many tokens, None for all."""
 
     key: str
@@ -151,7 +151,10 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return _shard(self, tp_size, tp)
 
     def fingerprint(self) -> str:
-        """A short hash of every field and of the orders above; equal ones mean bytes can be copied as they are."""
+        """A short hash of every field and of the orders above; equal ones mean bytes can be copied as they are.
+
+        A field that a newer version adds changes nothing where it has its default.
+        """
         text = f"block-major/{LAYOUT_VERSION}:".encode() + msgspec.json.encode(self)
         return hashlib.sha256(text).hexdigest()[:32]
 
