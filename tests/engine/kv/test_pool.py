@@ -71,3 +71,11 @@ def test_a_buffer_may_be_larger_but_not_smaller() -> None:
 def test_a_read_only_buffer_is_refused() -> None:
     with pytest.raises(ValueError, match="must be writable"):
         KvPool(LAYOUT, 1, memoryview(bytes(LAYOUT.block_bytes)))
+
+
+def test_a_layout_in_head_order_is_refused() -> None:
+    layout = KvLayout.dense(
+        layers=3, kv_heads=2, head_dim=4, block_size=8, itemsize=4, dtype_name="float32", order="head"
+    )
+    with pytest.raises(ValueError, match="head order"):
+        KvPool(layout, 1, bytearray(bytes_needed(layout, 1)))
