@@ -141,16 +141,6 @@ def lists_problem(lists: Sequence[Sequence[int]], shape: RegionShape, tokens: in
     return None
 
 
-def copy_blocks(source: Sequence[int], destination: Sequence[int], block_bytes: int) -> WriteOps:
-    """Copies that move block ``source[i]`` to block ``destination[i]``; runs adjacent on both sides become one."""
-    if len(source) != len(destination):
-        raise ValueError(f"{len(source)} source blocks cannot fill {len(destination)} destination blocks")
-    src = np.asarray(source, dtype=np.int64) * block_bytes
-    return coalesced(
-        WriteOps(src, np.asarray(destination, dtype=np.int64) * block_bytes, np.full_like(src, block_bytes))
-    )
-
-
 def coalesced(ops: WriteOps) -> WriteOps:
     """The same copies, those that go on where the one before ended (on both sides) joined to it."""
     if len(ops) < 2:

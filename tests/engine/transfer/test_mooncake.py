@@ -19,8 +19,9 @@ from pdcore.engine.transfer.memory import Region
 from pdcore.engine.transfer.mooncake import MooncakeEngine
 from pdcore.engine.transfer.mooncake_receiver import MooncakeReceiver
 from pdcore.engine.transfer.mooncake_sender import MooncakeSender
-from pdcore.engine.transfer.plan import WriteOps, copy_blocks
+from pdcore.engine.transfer.plan import WriteOps
 from pdcore.errors import ConfigError, PeerGone, RejectedByPeer, TransferTimeout
+from tests.engine.transfer.block_copies import copy_blocks
 from tests.engine.transfer.ranks import ShiftedClock
 from tests.support.eventually import eventually_now
 

@@ -10,8 +10,8 @@ import pytest
 from pdcore.engine.transfer.engine import Linked, Lost
 from pdcore.engine.transfer.memory import Region
 from pdcore.engine.transfer.offered import OfferedEngines, OfferedReceiver, OfferedSender
-from pdcore.engine.transfer.plan import copy_blocks
 from pdcore.errors import ConfigError, PeerGone
+from tests.engine.transfer.block_copies import copy_blocks
 from tests.support.eventually import eventually_now
 
 pytestmark = pytest.mark.integration

@@ -14,12 +14,12 @@ import pytest
 from pdcore.engine.transfer import memory
 from pdcore.engine.transfer.engine import Linked, Lost, Rung
 from pdcore.engine.transfer.memory import Region
-from pdcore.engine.transfer.plan import copy_blocks
 from pdcore.engine.transfer.shm import ShmEngine, stores_are_ordered
 from pdcore.engine.transfer.shm_link import Offer, boot_id, encode_offer, open_socket
 from pdcore.engine.transfer.shm_receiver import ShmReceiver
 from pdcore.engine.transfer.shm_sender import ShmSender
 from pdcore.errors import ConfigError, PeerGone, RejectedByPeer, TransferTimeout
+from tests.engine.transfer.block_copies import copy_blocks
 from tests.support.eventually import eventually_now
 
 pytestmark = pytest.mark.integration

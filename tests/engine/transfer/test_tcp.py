@@ -14,12 +14,12 @@ import structlog
 from pdcore.engine.transfer import sockets, tcp_link
 from pdcore.engine.transfer.engine import Linked, Lost, Revoked, Rung
 from pdcore.engine.transfer.memory import Region
-from pdcore.engine.transfer.plan import copy_blocks
 from pdcore.engine.transfer.tcp import TcpEngine
 from pdcore.engine.transfer.tcp_link import Kind, Offer, Outcome
 from pdcore.engine.transfer.tcp_receiver import News, TcpReceiver
 from pdcore.engine.transfer.tcp_sender import TcpSender
 from pdcore.errors import ConfigError, PeerGone, RejectedByPeer, TransferTimeout
+from tests.engine.transfer.block_copies import copy_blocks
 from tests.engine.transfer.ranks import ShiftedClock
 from tests.engine.transfer.tcp_peers import IP, RawPrefill, exactly, frame, raw_decode
 from tests.support.eventually import eventually_now

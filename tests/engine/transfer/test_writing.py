@@ -13,10 +13,11 @@ import pytest
 from pdcore.clock import SystemClock
 from pdcore.engine.transfer import slot as slots
 from pdcore.engine.transfer.engine import Linked, Lost
-from pdcore.engine.transfer.plan import WriteOps, copy_blocks
+from pdcore.engine.transfer.plan import WriteOps
 from pdcore.engine.transfer.slot import SlotStatus
 from pdcore.engine.transfer.writing import WriteJob, Writers, Written
 from pdcore.errors import PeerGone, TransferTimeout
+from tests.engine.transfer.block_copies import copy_blocks
 from tests.support.eventually import eventually_now
 
 pytestmark = pytest.mark.unit
