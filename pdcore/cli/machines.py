@@ -64,10 +64,9 @@ class _Part:
 def this_machine(lists: Lists, world_size: int, devices_per_node: int) -> Machine:
     """Find this machine in the lists. ConfigError naming flags and values when they do not say, or contradict."""
     part = _part(lists)
-    size = machines_of(world_size, devices_per_node)
-    whole = len(part.ips) if part.ends else len(part.ips) // size * size
-    instances = plan_instances(part.ips[: whole or None], world_size, devices_per_node)
-    found = [_at(instances, index) for index in _indices(lists, part, len(instances) * size)]
+    instances = _instances(part, world_size, devices_per_node)
+    machines = sum(len(instance.ips) for instance in instances)
+    found = [_at(instances, index) for index in _indices(lists, part, machines)]
     chosen = [machine for machine in found if lists.bootstrap_host in (None, machine.ip, machine.leader)]
     if not chosen:
         raise ConfigError(
@@ -80,6 +79,13 @@ def this_machine(lists: Lists, world_size: int, devices_per_node: int) -> Machin
             " name this machine with --bootstrap-host"
         )
     return chosen[0]
+
+
+def _instances(part: _Part, world_size: int, devices_per_node: int) -> tuple[InstancePlan, ...]:
+    """The role's instances; where its end is not known, what no longer makes a whole one is not the role's."""
+    left_over = 0 if part.ends else len(part.ips) % machines_of(world_size, devices_per_node)
+    whole = part.ips[: len(part.ips) - left_over]
+    return plan_instances(whole or part.ips, world_size, devices_per_node)
 
 
 def _at(instances: Sequence[InstancePlan], index: int) -> Machine:

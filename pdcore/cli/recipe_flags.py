@@ -37,10 +37,13 @@ class RecipeFlag:
 
 RECIPE_FLAGS: Final = (
     RecipeFlag(
-        name="yaml_file_path", setting="config", metavar="FILE", help="The role's YAML file: --config."
+        name="yaml_file_path", setting="config", metavar="FILE", help="The role's YAML file, as --config."
     ),
     RecipeFlag(
-        name="engine_backend", setting="transfer_engine", metavar="NAME", help="mooncake: --transfer-engine."
+        name="engine_backend",
+        setting="transfer_engine",
+        metavar="NAME",
+        help="mooncake, as --transfer-engine.",
     ),
     RecipeFlag(
         name="node_index",

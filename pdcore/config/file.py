@@ -41,7 +41,7 @@ def read_file(
     if not file.is_dir() and file.suffix not in YAML:
         return _read_toml(file, section, sections)
     if section != "engine":
-        return FileValues(problems=(f"{NAMED}: {file} is for engines; a {section} takes TOML",))
+        return FileValues(problems=(f"{NAMED}: {file} is for engines; {section} takes TOML",))
     if role is None:
         return FileValues()  # its absence is a problem of its own
     try:

@@ -52,10 +52,11 @@ def own_address(interfaces: Iterable[Interface], ifname: str | None) -> str:
 def read_interfaces() -> tuple[Interface, ...]:
     """What the kernel says now, in the order of names."""
     up = psutil.net_if_stats()
-    return tuple(
-        Interface(name=name, up=name in up and up[name].isup, addresses=_numeric(found))
-        for name, found in sorted(psutil.net_if_addrs().items())
-    )
+    found = []
+    for name, addresses in sorted(psutil.net_if_addrs().items()):
+        numeric = tuple(one.address for one in addresses if one.family in (socket.AF_INET, socket.AF_INET6))
+        found.append(Interface(name=name, up=name in up and up[name].isup, addresses=numeric))
+    return tuple(found)
 
 
 def _only(candidates: Iterable[Interface], shown: Iterable[Interface], whose: str) -> str:
@@ -88,10 +89,6 @@ def _is_local(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return ipaddress.ip_address(address.partition("%")[0])
-
-
-def _numeric(found: Iterable[psutil._ntuples.snicaddr]) -> tuple[str, ...]:
-    return tuple(one.address for one in found if one.family in (socket.AF_INET, socket.AF_INET6))
 
 
 def _listed(interfaces: Iterable[Interface]) -> str:

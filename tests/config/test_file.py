@@ -121,7 +121,7 @@ def test_without_a_role_only_that_is_said(directory: Path) -> None:
 
 
 def test_a_router_takes_no_engine_configuration(directory: Path) -> None:
-    with pytest.raises(ConfigError, match="is for engines; a router takes TOML"):
+    with pytest.raises(ConfigError, match="is for engines; router takes TOML"):
         config.load(RouterConfig, ROUTER, {"config": str(directory)}, section="router", environ={})
 
 
