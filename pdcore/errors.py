@@ -97,7 +97,8 @@ class ApiError(PdcoreError):
     """One request failed. ``message`` is a sentence for the client that names the field and the value.
 
     ``param`` is the offending field. ``detail`` is what an engine said (status, message), for operators.
-    ``retry_after_s`` becomes the ``Retry-After`` header; some codes have one by themselves. ``refused`` is the reason of a 421.
+    ``retry_after_s`` becomes the ``Retry-After`` header; some codes have one by themselves. ``refused`` is the reason of
+    a 421.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
-"""How much of decode's memory waits for prefill instances, and how much may. Pure.
+"""How much of decode waits for prefill instances, and how much may. Pure; what is counted is the caller's.
 
-A block waits from its hand-off's admission until its KV has arrived or can never arrive any more. So a peer that stops
-answering takes its share of the memory and no more, and all peers together leave the rest to requests that run.
+A block, or a place in the batch, waits from its hand-off's admission until the KV has arrived or can never arrive any
+more. So a peer that stops answering takes its share and no more, and all peers together leave the rest to requests
+that run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pdcore.engine.scheduler.request import Peer
 
 
 class Backlog:
-    """``total`` are the pool's blocks. Whoever has nothing waiting may have one hand-off, however large."""
+    """``total`` is what there is of each kind. Whoever has nothing waiting may have one hand-off, however large."""
 
     def __init__(self, total: Counts, *, peer_share: float, total_share: float) -> None:
         self._peer_most = tuple(int(count * peer_share) for count in total)
@@ -24,7 +25,7 @@ class Backlog:
         self._sum: Counts = (0,) * len(total)
 
     def add(self, peer: Peer, counts: Counts) -> None:
-        """So many blocks begin to wait."""
+        """So much begins to wait."""
         self._by_peer[peer] = _plus(self._by_peer[peer], counts) if peer in self._by_peer else counts
         self._hand_offs[peer] = self._hand_offs.get(peer, 0) + 1
         self._sum = _plus(self._sum, counts)
@@ -38,23 +39,18 @@ class Backlog:
             del self._by_peer[peer], self._hand_offs[peer]
 
     def peer_has_room(self, peer: Peer, counts: Counts) -> bool:
-        """Whether so many more blocks stay within the peer's share."""
+        """Whether so much more stays within the peer's share."""
         waiting = self._by_peer.get(peer)
         return waiting is None or within(_plus(waiting, counts), self._peer_most)
 
     def has_room(self, counts: Counts, stuck: Counts | None = None) -> bool:
-        """Whether so many more stay within what all may have together; with ``stuck``, beside those alone."""
+        """Whether so much more stays within what all may have together; with ``stuck``, beside that alone."""
         waiting = self._sum if stuck is None else stuck
         return not any(waiting) or within(_plus(waiting, counts), self._most)
 
     def of(self, peer: Peer) -> Counts:
-        """Blocks that wait for ``peer``."""
+        """What waits for ``peer``."""
         return self._by_peer.get(peer, (0,) * len(self._sum))
-
-    @property
-    def blocks(self) -> Counts:
-        """Blocks that wait for anybody."""
-        return self._sum
 
 
 def _plus(a: Counts, b: Counts) -> Counts:

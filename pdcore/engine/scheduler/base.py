@@ -44,8 +44,8 @@ class Scheduler:
     """The part of a rank that decides. Call ``plan``, do what it says, then ``complete`` with the sampled tokens.
 
     Instants only grow. Mutable besides the parts: ``_requests`` and ``_rooms`` (all held), ``_running``, ``_places``
-    (how many are where), ``_available`` (what admission may still give in this plan), ``_tried`` (what it could give when
-    it was last tried, and when), ``_moved`` (whether a request moved since), ``_plan`` (the plan so far).
+    (how many are where), ``_available`` (what admission may still give in this plan), ``_tried`` (what it had left
+    when that was tried last, and when), ``_moved`` (whether a request moved since), ``_plan`` (the plan so far).
     """
 
     def __init__(self, limits: SchedulerLimits, blocks: BlockGroups) -> None:
@@ -216,11 +216,10 @@ class Scheduler:
         tried, at = self._tried
         if not self._moved and within(self._available, tried) and self._now - at < RETRY_ADMISSION_S:
             return
-        self._tried = (self._available, self._now)
         self._line.serve(
             self._now, judge=self._judge, enter=self._enter, is_worth_holding=self._is_worth_holding
         )
-        self._moved = False
+        self._tried, self._moved = (self._available, self._now), False
 
     def _finished(self, batch: tuple[Compute, ...]) -> StepPlan:
         """The plan, with what the role adds at its end."""

@@ -4,8 +4,9 @@ A hand-off is named by an integer that grows strictly over this scheduler's life
 until the request ends; if it ends before the KV arrived, they are quarantined under the hand-off, because a write may
 still land, until it is said to be ``drained``. Neither a deadline nor an abort frees memory.
 
-Blocks that wait for prefill, arriving or quarantined, are capped for each prefill instance and in all (``backlog``), so
-that a peer that stops answering cannot take the instance hostage. One whose quarantine lasts too long is to be ended.
+Blocks, and places in the batch, that wait for prefill, arriving or quarantined, are capped for each prefill instance and
+in all (``backlog``), so that a peer that stops answering cannot take the instance hostage. One whose quarantine lasts
+too long is to be ended.
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ from pdcore.errors import ApiError
 
 @dataclass(slots=True, kw_only=True)
 class _Open:
-    """A hand-off whose memory may still be written. Without a ``request`` it is in quarantine, since ``ended_at``."""
+    """A hand-off whose memory may still be written. Without a ``request`` it is in quarantine, since ``ended_at``.
+
+    ``claim`` is what waits for the peer: blocks of each group, and one place in the batch.
+    """
 
     peer: Peer
     request: Request | None
-    counts: Counts
+    claim: Counts
     opened_at: float
     ended_at: float = 0.0
 
@@ -49,13 +53,15 @@ class DecodeScheduler(Scheduler):
 
     def __init__(self, limits: SchedulerLimits, blocks: BlockGroups) -> None:
         super().__init__(limits, blocks)
-        self._backlog = Backlog(blocks.total, peer_share=limits.peer_share, total_share=limits.total_share)
+        self._backlog = Backlog(
+            (*blocks.total, limits.max_batch), peer_share=limits.peer_share, total_share=limits.total_share
+        )
         self._open: dict[int, _Open] = {}
         self._quarantined: dict[int, _Open] = {}
         self._capped: dict[Peer | None, float] = {}
         self._condemned: dict[Peer, float] = {}
         self._last_handoff = 0
-        self._one_each: Counts = (1,) * len(blocks.total)
+        self._least_claim: Counts = (1,) * (len(blocks.total) + 1)
 
     def arrived(self, handoff: int, first_token: int, kv_len: int) -> tuple[Request, Output] | None:
         """The KV is here and nobody writes there any more: the request runs, or is complete.
@@ -123,12 +129,13 @@ class DecodeScheduler(Scheduler):
         if len(self._open) >= self._limits.slots:
             return Verdict.LANE_FULL
         assert request.peer is not None, "set when it joined the line"
-        if not self._backlog.peer_has_room(request.peer, request.needed):
+        claim = _claim(request)
+        if not self._backlog.peer_has_room(request.peer, claim):
             self._capped.setdefault(request.peer, self._now)
-            if self._backlog.peer_has_room(request.peer, self._one_each):
+            if self._backlog.peer_has_room(request.peer, self._least_claim):
                 return Verdict.TOO_LARGE_FOR_LANE
             return Verdict.LANE_FULL
-        if not self._backlog.has_room(request.needed):
+        if not self._backlog.has_room(claim):
             self._capped.setdefault(None, self._now)
             return Verdict.TOO_LARGE
         return verdict
@@ -142,10 +149,9 @@ class DecodeScheduler(Scheduler):
         assert request.peer is not None, "set when it joined the line"
         self._last_handoff += 1
         handoff = request.handoff = self._last_handoff
-        self._open[handoff] = _Open(
-            peer=request.peer, request=request, counts=request.needed, opened_at=self._now
-        )
-        self._backlog.add(request.peer, request.needed)
+        claim = _claim(request)
+        self._open[handoff] = _Open(peer=request.peer, request=request, claim=claim, opened_at=self._now)
+        self._backlog.add(request.peer, claim)
         self._capped.pop(request.peer, None)
         self._capped.pop(None, None)
         prompt = self._blocks.needed(request.known)
@@ -166,21 +172,26 @@ class DecodeScheduler(Scheduler):
         """No memory waits for this hand-off any more."""
         entry = self._open.pop(handoff)
         self._quarantined.pop(handoff, None)
-        self._backlog.remove(entry.peer, entry.counts)
+        self._backlog.remove(entry.peer, entry.claim)
         if entry.peer in self._condemned and not any(self._backlog.of(entry.peer)):
             del self._condemned[entry.peer]
 
     def _stuck(self) -> Counts:
-        counts: Counts = (0,) * len(self._blocks.total)
+        return self._stuck_claims()[:-1]
+
+    def _stuck_claims(self) -> Counts:
+        """What waits for peers that may never answer."""
+        claims: Counts = (0,) * len(self._least_claim)
         for entry in self._open.values():
             if entry.request is None or self._now - entry.opened_at >= STUCK_AFTER_S:
-                counts = tuple(map(add, counts, entry.counts))
-        return counts
+                claims = tuple(map(add, claims, entry.claim))
+        return claims
 
     def _is_worth_holding(self, request: Request) -> bool:
         if request.place is Place.RETRACTED:
             return super()._is_worth_holding(request)
-        return super()._is_worth_holding(request) and self._backlog.has_room(request.needed, self._stuck())
+        allowed = self._backlog.has_room(_claim(request), self._stuck_claims())
+        return allowed and super()._is_worth_holding(request)
 
     def _admit(self) -> None:
         super()._admit()
@@ -191,7 +202,7 @@ class DecodeScheduler(Scheduler):
     def _turn_away(self, peer: Peer | None) -> None:
         """Refuse those whom the share of ``peer`` (None: of all) has kept out for too long."""
         late = self._line.waiting_since(self._now - self._limits.backlog_s, peer)
-        kept_out = [r for r in late if not self._share_allows(peer, r.needed)]
+        kept_out = [r for r in late if not self._share_allows(peer, _claim(r))]
         for request in kept_out:
             if peer is None:
                 self._fail(
@@ -200,11 +211,11 @@ class DecodeScheduler(Scheduler):
             else:
                 message = f"too much of the KV cache waits for prefill instance {peer[0]}"
                 self._fail(request, "peer_backlog", message)
-        if self._share_allows(peer, self._one_each) and not kept_out:
+        if self._share_allows(peer, self._least_claim) and not kept_out:
             del self._capped[peer]
 
-    def _share_allows(self, peer: Peer | None, counts: Counts) -> bool:
-        return self._backlog.has_room(counts) if peer is None else self._backlog.peer_has_room(peer, counts)
+    def _share_allows(self, peer: Peer | None, claim: Counts) -> bool:
+        return self._backlog.has_room(claim) if peer is None else self._backlog.peer_has_room(peer, claim)
 
     def _finished(self, batch: tuple[Compute, ...]) -> StepPlan:
         making = self._plan
@@ -230,9 +241,14 @@ class DecodeScheduler(Scheduler):
     def _why_restart(self) -> str | None:
         for (instance_id, incarnation), since in self._condemned.items():
             if self._now - since >= self._limits.fence_s:
-                held = sum(self._backlog.of((instance_id, incarnation)))
+                held = sum(self._backlog.of((instance_id, incarnation))[:-1])
                 return (
                     f"{held} KV blocks may still be written by prefill instance {instance_id} (incarnation "
                     f"{incarnation}), whose end was ordered {self._now - since:.0f} s ago"
                 )
         return None
+
+
+def _claim(request: Request) -> Counts:
+    """What a request that waits for its KV takes from its peer's share."""
+    return (*request.needed, 1)

@@ -12,8 +12,8 @@ STUCK_AFTER_S: Final = 1.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
     """``reserved_tokens`` are kept free for each admitted request to grow; ``slots`` caps hand-offs whose memory may
-    still be written. Of decode's blocks at most ``peer_share`` wait for one prefill instance and ``total_share`` for
-    all of them.
+    still be written. Of decode's blocks and of its places in the batch at most ``peer_share`` wait for one prefill instance
+    and ``total_share`` for all of them.
 
     Seconds: a request that its peer's share keeps out for ``backlog_s`` is refused; a peer that leaves memory undrained
     for ``quarantine_s`` is to be ended; if that brings no fence for ``fence_s``, this instance is to be restarted.

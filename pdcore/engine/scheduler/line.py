@@ -6,7 +6,8 @@ or for ``LONGEST_OVERTAKEN_S``, is *aged*: it comes first and holds the line, no
 nobody while that would not help, because what it lacks is stuck with a peer.
 
 Requests of different peers wait in different lanes: what does not fit its peer's share is overtaken only by those of
-the same lane, and closes or holds no other. Those that gave their blocks back come last. A pass ends in a lane when it passed over ``LOOK_AHEAD``, which bounds what it costs.
+the same lane, and closes or holds no other. Those that gave their blocks back come last. A pass ends in a lane when it
+passed over ``LOOK_AHEAD``, which bounds what it costs.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class Line:
         )
 
     def _in_order(self, closed: set[Peer | None]) -> Iterator[_Waiting]:
-        aged = tuple(w for w in self._aged.values())
+        aged = tuple(self._aged.values())
         lanes = [_while_open(peer, lane, closed) for peer, lane in self._lanes.items()]
         fresh = lanes[0] if len(lanes) == 1 else merge(*lanes, key=lambda w: w.ticket)
         return chain((w for w in aged if w.request.peer not in closed), fresh, self._last())

@@ -180,6 +180,23 @@ def test_a_peer_that_does_not_answer_has_its_share_and_the_others_go_on() -> Non
     world.settle()
 
 
+def test_a_peer_that_does_not_answer_has_no_more_than_its_share_of_the_batch() -> None:
+    bounds = limits(max_batch=8, slots=64, peer_share=0.25, total_share=0.5)
+    world = World("decode", blocks=1000, limits=bounds)
+    for _ in range(20):
+        world.arrive(2, 9, peer="stuck")
+    world.step()
+    assert len(world.transfers) == 2
+    for _ in range(6):
+        world.arrive(2, 3, peer="well")
+    for _ in range(12):
+        world.step()
+        for key in [k for k, t in world.transfers.items() if t.peer == "well"]:
+            world.deliver(key)
+    assert len(world.simulation.finished) == 6
+    world.settle()
+
+
 def test_requests_that_a_peers_share_keeps_out_are_refused_after_a_while() -> None:
     world = decode()
     names = [world.arrive(7, 9, peer="stuck") for _ in range(8)]

@@ -54,5 +54,5 @@ def test_what_is_added_and_removed_leaves_nothing() -> None:
         assert b.of(A) == tuple(sum(counts[g] for peer, counts in held if peer == A) for g in (0, 1))
     for entry in held:
         b.remove(*entry)
-    assert b.blocks == (0, 0)
     assert b.peer_has_room(A, (16, 8))
+    assert b.has_room((16, 8))
