@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from pdcore.engine.kv.layout import KvLayout
 from pdcore.engine.transfer import wire
+from pdcore.engine.transfer.entries import Entry
 from pdcore.engine.transfer.mapping import GroupRank, GroupSizes, RankMapping, spread_of
 from pdcore.engine.transfer.orders import BlockLists, Open, PrefillGroup, PrefillPeer
 from pdcore.engine.transfer.plan import RegionShape, lists_problem
-from pdcore.engine.transfer.receive_ledger import Entry
 
 _DAY_MS = 86_400_000
 

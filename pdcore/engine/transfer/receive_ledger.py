@@ -19,108 +19,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
+from pdcore.engine.transfer import wire
+from pdcore.engine.transfer.entries import Allow, Delivered, Effect, Ended, Entry, Freed, Revoke, Tell
 from pdcore.engine.transfer.failures import Reason, given_up
 from pdcore.engine.transfer.orders import BlockLists
 from pdcore.engine.transfer.slot import Slot, SlotStatus
-from pdcore.engine.transfer.states import Deadline, TransferEvent, TransferState, advance, is_final, runs_in
+from pdcore.engine.transfer.states import Deadline, TransferEvent, advance, runs_in
 from pdcore.errors import ErrorCode
 
 RESEND_CAP_S: Final = 2.0
 UNANSWERED_MOST: Final = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivered:
-    """KV and slot of this seq are here, and nothing of it lands any more."""
-
-    seq: int
-    peer: Hashable
-    index: int
-    slot: Slot
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """The request is over, by this seq. Its memory stays quarantined until ``Freed``."""
-
-    seq: int
-    peer: Hashable
-    code: ErrorCode
-    message: str
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class Freed:
-    """No write of this seq can land any more, in its blocks or in its slot ``index``."""
-
-    seq: int
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tell:
-    """Send this about ``seq`` to ``peer``."""
-
-    peer: Hashable
-    what: Literal["handshake", "abort"]
-    seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class Allow:
-    """Let writes of ``seq`` land, before ``peer`` is asked for them."""
-
-    peer: Hashable
-    seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class Revoke:
-    """Let no further write of ``seq`` land; what the engine proves, it is told to :meth:`ReceiveLedger.revoked`."""
-
-    peer: Hashable
-    seq: int
-
-
-Effect = Delivered | Ended | Freed | Tell | Allow | Revoke
-
-
-@dataclass(slots=True, kw_only=True)
-class Entry:
-    """One seq. ``held``: its memory is not free. ``peer_name`` is for messages; ``resend_at`` is when to tell again."""
-
-    seq: int
-    room: int
-    peer: Hashable
-    peer_name: str
-    slot: int
-    blocks: BlockLists
-    prompt_len: int
-    deadline: float
-    state: TransferState = TransferState.BOOTSTRAPPING
-    held: bool = True
-    asked: bool = False
-    accepted: bool = False
-    allowed: bool = False
-    in_doubt: bool = False
-    rung: bool = False
-    abort_code: ErrorCode = "cancelled"
-    resend_at: float = math.inf
-    resend_s: float = 0.0
-
-    @property
-    def request_over(self) -> bool:
-        """The request ended; only its memory or an answer is waited for."""
-        return is_final(self.state)
-
-    @property
-    def wake_at(self) -> float:
-        """The next instant at which something must be done."""
-        return min(self.resend_at, self.deadline if runs_in(self.state, Deadline.REQUEST) else math.inf)
 
 
 class ReceiveLedger:
@@ -228,42 +138,29 @@ class ReceiveLedger:
             effects += self._settle(entry, now)
         return effects
 
-    def accepted(self, peer: Hashable, seq: int) -> list[Effect]:
-        """``peer`` knows the seq; from now on the beats ask how it is doing."""
-        entry = self._of(peer, seq)
-        if entry is not None and not entry.request_over:
-            entry.accepted = True
-            entry.resend_at = math.inf
+    def hear(self, peer: Hashable, message: wire.ToDecode, now: float) -> list[Effect]:
+        """What ``peer`` said about a seq; anything else, and another peer's seqs, change nothing."""
+        entry = self._of(peer, getattr(message, "seq", 0))
+        if entry is None:
+            return []
+        match message:
+            case wire.Accepted() if not entry.request_over:
+                entry.accepted = True  # from now on the beats ask how it is doing
+                entry.resend_at = math.inf
+            case wire.Failed():
+                return self._failed(entry, message, now)
+            case wire.Drained(in_doubt=in_doubt):
+                why = f"{entry.peer_name} gave the hand-off up"
+                effects = self._end(entry, "prefill_failed", why, "failed")
+                return effects + self._conclude(entry, in_doubt=in_doubt)
         return []
 
-    def failed(
-        self,
-        peer: Hashable,
-        seq: int,
-        code: ErrorCode,
-        message: str,
-        reason: Reason,
-        *,
-        drained: bool,
-        in_doubt: bool,
-        now: float,
-    ) -> list[Effect]:
-        """``peer`` will not deliver the seq."""
-        entry = self._of(peer, seq)
-        if entry is None:
-            return []
-        effects = self._end(entry, code, f"{entry.peer_name}: {message}", reason)
-        if drained or in_doubt:
-            return effects + self._conclude(entry, in_doubt=in_doubt)
+    def _failed(self, entry: Entry, notice: wire.Failed, now: float) -> list[Effect]:
+        why = f"{entry.peer_name}: {notice.message}"
+        effects = self._end(entry, notice.code, why, notice.reason)
+        if notice.drained or notice.in_doubt:
+            return effects + self._conclude(entry, in_doubt=notice.in_doubt)
         return effects + self._settle(entry, now)
-
-    def drained(self, peer: Hashable, seq: int, *, in_doubt: bool) -> list[Effect]:
-        """``peer`` answers an abort: every write of the seq ended. Also ends a request nobody aborted."""
-        entry = self._of(peer, seq)
-        if entry is None:
-            return []
-        effects = self._end(entry, "prefill_failed", f"{entry.peer_name} gave the hand-off up", "failed")
-        return effects + self._conclude(entry, in_doubt=in_doubt)
 
     def revoked(self, peer: Hashable, seq: int) -> list[Effect]:
         """The engine proved that nothing of a seq that is over lands any more."""

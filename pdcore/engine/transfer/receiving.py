@@ -25,6 +25,7 @@ from pdcore.engine.transfer.asking import Asker
 from pdcore.engine.transfer.aux_record import AUX_BYTES
 from pdcore.engine.transfer.blame import Blame
 from pdcore.engine.transfer.engine import Linked, Lost, Revoked, Rung, TransferEngine
+from pdcore.engine.transfer.entries import Allow, Delivered, Effect, Ended, Freed, Revoke, Tell
 from pdcore.engine.transfer.failures import FailureCounts, RequestReason, given_up
 from pdcore.engine.transfer.gathering import Gathering, GiveUp, Part
 from pdcore.engine.transfer.gauges import SideGauges
@@ -44,17 +45,8 @@ from pdcore.engine.transfer.orders import (
 from pdcore.engine.transfer.plan import RegionShape
 from pdcore.engine.transfer.prefill_link import PeerKey, PrefillLink, key_of
 from pdcore.engine.transfer.probing import Probing
-from pdcore.engine.transfer.receive_ledger import (
-    Allow,
-    Delivered,
-    Effect,
-    Ended,
-    Freed,
-    ReceiveLedger,
-    Revoke,
-    Tell,
-)
-from pdcore.engine.transfer.receive_statistics import ReceiveStatistics, peer_down
+from pdcore.engine.transfer.receive_ledger import ReceiveLedger
+from pdcore.engine.transfer.receive_statistics import ReceiveStatistics, statistics_of
 from pdcore.engine.transfer.send_ledger import SILENCE_S
 from pdcore.engine.transfer.slot import SLOT_BYTES, SlotArray
 from pdcore.errors import ErrorCode, PeerGone
@@ -170,38 +162,21 @@ class ReceivingSession:
 
     def statistics(self) -> ReceiveStatistics:
         """Counts of this instant, and totals since the session opened."""
-        held = [entry for entry in self._ledger if entry.held]
-        return ReceiveStatistics(
-            slots_total=self._shape.slots,
-            slots_used=self._ledger.slots_used,
+        return statistics_of(
+            self._ledger,
+            self._links.values(),
             handoffs=len(self._gathering),
-            rooms=sum(not entry.request_over for entry in held),
-            quarantined=sum(entry.request_over for entry in held),
-            in_doubt=sum(entry.in_doubt for entry in held),
-            unanswered=len(self._ledger) - len(held),
-            peers=len(self._links),
-            peers_down=tuple(peer_down(link) for link in self._links.values() if link.liveness.down),
+            slots_total=self._shape.slots,
             malformed=self._blame.malformed,
             failures=self._failures.statistics(),
         )
 
     def gauges(self) -> SideGauges:
         """The same for whoever asks every side."""
-        s = self.statistics()
-        return SideGauges(
-            slots_total=s.slots_total,
-            slots_used=s.slots_used,
-            rooms=s.handoffs,
-            peers_down=s.peers_down,
-            failures=s.failures,
-        )
+        return self.statistics().gauges
 
     def __repr__(self) -> str:
-        s = self.statistics()
-        return (
-            f"<ReceivingSession {s.rooms} rooms, {s.quarantined} quarantined ({s.in_doubt} in doubt), "
-            f"{s.slots_used}/{s.slots_total} slots, {s.peers} peers>"
-        )
+        return f"<ReceivingSession {self.statistics()}>"
 
     # Opening
 
@@ -308,17 +283,11 @@ class ReceivingSession:
             case wire.Refused(message=why) if not link.welcomed:
                 self._close(link)
                 return self._ledger.lost(link.key, f"refused: {why}", "handshake")
-            case wire.Accepted(seq=seq):
-                return self._ledger.accepted(link.key, seq)
-            case wire.Failed(seq=seq, code=code, message=why, reason=reason) as f:
-                return self._ledger.failed(
-                    link.key, seq, code, why, reason, drained=f.drained, in_doubt=f.in_doubt, now=now
-                )
-            case wire.Drained(seq=seq, in_doubt=in_doubt):
-                return self._ledger.drained(link.key, seq, in_doubt=in_doubt)
             case wire.ProbeFailed(seq=seq, message=why) if seq == link.liveness.probe_seq:
                 self._probing.end(link, now, why)
-        return []
+                return []
+            case _:
+                return self._ledger.hear(link.key, message, now)
 
     # Reaching and watching
 

@@ -52,6 +52,27 @@ class Leg:
     prompt_len: int
     deadline: float
 
+    def welcomes(self, link: Link) -> bool:
+        """Whether it may be that decode rank which asks."""
+        return self.expected_peer is None or self.expected_peer == link.pair.decode.incarnation
+
+    def refusal_of(self, room: Room) -> str:
+        """What a decode rank is told that is not welcome."""
+        return f"room {room.room} is for decode incarnation {self.expected_peer}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendCounts:
+    """``rooms`` have a leg, ``stashed`` only shakes; ``writing`` are submitted and not ended; ``pinned`` rooms may be
+    read by a write."""
+
+    rooms: int
+    stashed: int
+    writing: int
+    pinned: int
+    links: int
+    tombs: int
+
 
 @dataclass(slots=True, kw_only=True)
 class Shake:
@@ -111,6 +132,11 @@ class Room:
     def over(self, token: bytes) -> Iterator[Shake]:
         """What was asked over this link: one shake at most."""
         return (shake for shake in self.shakes.values() if shake.link.token == token)
+
+
+def unexpected(room: int, code: ErrorCode, message: str, reason: Reason) -> list[Effect]:
+    """The answer to a leg that is not taken."""
+    return [Count(reason), SendFailed(room=room, code=code, message=message)]
 
 
 class Rooms:

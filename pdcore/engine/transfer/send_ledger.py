@@ -18,7 +18,6 @@ may still read its source blocks).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final
 
 from pdcore.engine.transfer import wire
@@ -34,8 +33,10 @@ from pdcore.engine.transfer.rooms import (
     Release,
     Room,
     Rooms,
+    SendCounts,
     Shake,
     StopWrite,
+    unexpected,
 )
 from pdcore.engine.transfer.states import (
     IllegalTransition,
@@ -51,19 +52,6 @@ _HANDED_OFF: Final[tuple[ErrorCode, str, Reason]] = (
     "the room was handed off already",
     "admission",
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendCounts:
-    """``rooms`` have a leg, ``stashed`` only shakes; ``writing`` are submitted and not ended; ``pinned`` rooms may be
-    read by a write."""
-
-    rooms: int
-    stashed: int
-    writing: int
-    pinned: int
-    links: int
-    tombs: int
 
 
 class SendLedger:
@@ -186,15 +174,15 @@ class SendLedger:
         """The leader wants this room; ``SendFailed`` when it is active, over, or too many are."""
         if not 1 <= room_id <= wire.MAX_ROOM:
             outside = f"bootstrap_room {room_id} is outside 1..2^63-1"
-            return _unexpected(room_id, "invalid_request", outside, "admission")
+            return unexpected(room_id, "invalid_request", outside, "admission")
         room = self._rooms.get(room_id)
         if room_id in self._pins or (room is not None and (room.leg is not None or room.is_over)):
-            return _unexpected(room_id, "room_in_use", f"room {room_id} is in use", "admission")
+            return unexpected(room_id, "room_in_use", f"room {room_id} is in use", "admission")
         tomb = self._rooms.tombs.get(room_id, now)
         if tomb is not None:
-            return _unexpected(room_id, tomb.code, tomb.message, tomb.reason)
+            return unexpected(room_id, tomb.code, tomb.message, tomb.reason)
         if self._rooms.legs >= self._rooms_most:
-            return _unexpected(room_id, "rate_limited", f"{self._rooms.legs} rooms are open", "admission")
+            return unexpected(room_id, "rate_limited", f"{self._rooms.legs} rooms are open", "admission")
         effects = self._reject_strangers(room, leg) if room is not None else []
         self._wake_at = min(self._wake_at, leg.deadline)
         return effects + self._join(self._rooms.expect(room_id, leg), now)
@@ -272,12 +260,9 @@ class SendLedger:
             if now >= link.heard_at + self._silence_s:
                 why = f"has said nothing for {self._silence_s:g} s"
                 effects += self._fail_link(link, "silent", why, now)
-        self._wake_at = min(
-            *(room.deadline for room in self._rooms),
-            *(link.heard_at + self._silence_s for link in self._rooms.waited_for()),
-            math.inf,
-            math.inf,
-        )
+        deadlines = [room.deadline for room in self._rooms]
+        silences = [link.heard_at + self._silence_s for link in self._rooms.waited_for()]
+        self._wake_at = min([*deadlines, *silences], default=math.inf)
         return effects
 
     def next_wake(self) -> float:
@@ -302,15 +287,15 @@ class SendLedger:
         foreign = room.pair is not None and room.pair.group != link.pair.group
         if foreign or link.pair.rank in room.shakes or room.is_over:
             return "room_in_use", f"room {message.room} is in use", "admission"
-        if room.leg is not None and not _is_expected(room.leg, link):
-            return "prefill_failed", _for_another(room, room.leg), "handshake"
+        if room.leg is not None and not room.leg.welcomes(link):
+            return "prefill_failed", room.leg.refusal_of(room), "handshake"
         return None
 
     def _reject_strangers(self, room: Room, leg: Leg) -> list[Effect]:
-        strangers = [shake for shake in room.shakes.values() if not _is_expected(leg, shake.link)]
+        strangers = [shake for shake in room.shakes.values() if not leg.welcomes(shake.link)]
         for shake in strangers:
             self._rooms.refuse(room, shake)
-        why = _for_another(room, leg)
+        why = leg.refusal_of(room)
         return [
             effect
             for one in strangers
@@ -350,7 +335,7 @@ class SendLedger:
         waits = link.pair.rank not in room.shakes and (
             room.pair is None or room.pair.group == link.pair.group
         )
-        if waits and not room.is_over and room.leg is not None and _is_expected(room.leg, link):
+        if waits and not room.is_over and room.leg is not None and room.leg.welcomes(link):
             return self._fail(room, message.code, why, given_up(message.code), now, report=True)
         return []
 
@@ -411,15 +396,3 @@ class SendLedger:
     def _bury_if_still(self, room: Room, now: float) -> None:
         if not room.writing:
             self._rooms.bury(room, *room.why, now)
-
-
-def _is_expected(leg: Leg, link: Link) -> bool:
-    return leg.expected_peer is None or leg.expected_peer == link.pair.decode.incarnation
-
-
-def _for_another(room: Room, leg: Leg) -> str:
-    return f"room {room.room} is for decode incarnation {leg.expected_peer}"
-
-
-def _unexpected(room_id: int, code: ErrorCode, message: str, reason: Reason) -> list[Effect]:
-    return [Count(reason), SendFailed(room=room_id, code=code, message=message)]

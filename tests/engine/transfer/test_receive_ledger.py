@@ -7,23 +7,17 @@ from itertools import permutations
 
 import pytest
 
-from pdcore.engine.transfer.receive_ledger import (
-    UNANSWERED_MOST,
-    Allow,
-    Delivered,
-    Effect,
-    Ended,
-    Entry,
-    Freed,
-    ReceiveLedger,
-    Revoke,
-    Tell,
-)
+from pdcore.engine.transfer import wire
+from pdcore.engine.transfer.entries import Allow, Delivered, Effect, Ended, Entry, Freed, Revoke, Tell
+from pdcore.engine.transfer.failures import Reason
+from pdcore.engine.transfer.receive_ledger import UNANSWERED_MOST, ReceiveLedger
 from pdcore.engine.transfer.slot import Slot, SlotStatus
+from pdcore.errors import ErrorCode
 
 pytestmark = pytest.mark.unit
 
 P, Q = "peer p", "peer q"
+TOKEN = b"t" * 16
 
 
 def new(slots: int = 4) -> ReceiveLedger:
@@ -56,6 +50,34 @@ def slot(entry: Entry, status: SlotStatus = SlotStatus.DELIVERED, kv_len: int = 
 
 def freed(entry: Entry) -> Freed:
     return Freed(entry.seq, entry.slot)
+
+
+def drain(ledger: ReceiveLedger, peer: str, seq: int, *, in_doubt: bool) -> list[Effect]:
+    return ledger.hear(peer, wire.Drained(token=TOKEN, seq=seq, in_doubt=in_doubt), 1.0)
+
+
+def fail(
+    ledger: ReceiveLedger,
+    peer: str,
+    seq: int,
+    code: ErrorCode,
+    message: str,
+    reason: Reason,
+    *,
+    drained: bool,
+    in_doubt: bool,
+    now: float,
+) -> list[Effect]:
+    notice = wire.Failed(
+        token=TOKEN,
+        seq=seq,
+        code=code,
+        reason=reason,
+        message=message,
+        drained=drained,
+        in_doubt=in_doubt,
+    )
+    return ledger.hear(peer, notice, now)
 
 
 def but_revoke(effects: list[Effect]) -> list[Effect]:
@@ -123,7 +145,7 @@ def test_an_abort_after_the_handshake_is_repeated_until_drained() -> None:
         now += 0.1
     assert 25 <= told <= 40  # backs off to every two seconds, never stops
     assert ledger.slots_used == 1
-    assert ledger.drained(P, entry.seq, in_doubt=False) == [freed(entry)]
+    assert drain(ledger, P, entry.seq, in_doubt=False) == [freed(entry)]
     assert (ledger.slots_used, ledger.tick(99.0), ledger.next_wake()) == (0, [], math.inf)
 
 
@@ -136,7 +158,7 @@ def test_a_deadline_ends_the_request_and_keeps_the_memory() -> None:
     assert effects[-1] == Tell(P, "abort", entry.seq)
     assert (ledger.slots_used, len(ledger)) == (1, 1)
     assert not [e for e in ledger.tick(10_000.0) if not isinstance(e, Tell)]
-    assert ledger.drained(P, entry.seq, in_doubt=False) == [freed(entry)]
+    assert drain(ledger, P, entry.seq, in_doubt=False) == [freed(entry)]
 
 
 def test_a_deadline_before_the_handshake_frees_at_once() -> None:
@@ -152,7 +174,7 @@ def test_the_slot_of_an_aborted_seq_drains_it(status: SlotStatus) -> None:
     ledger, entry = asked()
     ledger.abort(entry.seq, "cancelled", 1.0)
     assert ledger.wrote(entry.seq, slot(entry, status)) == [freed(entry)]
-    assert ledger.drained(P, entry.seq, in_doubt=False) == []
+    assert drain(ledger, P, entry.seq, in_doubt=False) == []
 
 
 def test_a_failed_slot_ends_request_and_memory() -> None:
@@ -164,8 +186,8 @@ def test_a_failed_slot_ends_request_and_memory() -> None:
 
 def test_a_failure_notice_with_a_write_in_flight_waits_for_the_drain() -> None:
     ledger, entry = asked()
-    effects = ledger.failed(
-        P, entry.seq, "cancelled", "client left", "abort", drained=False, in_doubt=False, now=1.0
+    effects = fail(
+        ledger, P, entry.seq, "cancelled", "client left", "abort", drained=False, in_doubt=False, now=1.0
     )
     assert (failure(entry, effects).code, failure(entry, effects).message) == (
         "cancelled",
@@ -173,12 +195,12 @@ def test_a_failure_notice_with_a_write_in_flight_waits_for_the_drain() -> None:
     )
     assert effects[-1] == Tell(P, "abort", entry.seq)
     assert ledger.slots_used == 1
-    assert ledger.drained(P, entry.seq, in_doubt=False) == [freed(entry)]
+    assert drain(ledger, P, entry.seq, in_doubt=False) == [freed(entry)]
 
 
 def test_a_failure_notice_without_writes_frees_at_once() -> None:
     ledger, entry = asked()
-    effects = ledger.failed(P, entry.seq, "cancelled", "no", "abort", drained=True, in_doubt=False, now=1.0)
+    effects = fail(ledger, P, entry.seq, "cancelled", "no", "abort", drained=True, in_doubt=False, now=1.0)
     assert [type(effect) for effect in effects] == [Ended, Revoke, Freed]
 
 
@@ -195,17 +217,17 @@ def test_a_write_in_doubt_keeps_the_memory_until_the_fence(by: str, aborted: boo
     if by == "slot":
         effects = ledger.wrote(entry.seq, slot(entry, SlotStatus.IN_DOUBT))
     elif by == "failed":
-        effects = ledger.failed(
-            P, entry.seq, "prefill_failed", "x", "failed", drained=False, in_doubt=True, now=1.0
+        effects = fail(
+            ledger, P, entry.seq, "prefill_failed", "x", "failed", drained=False, in_doubt=True, now=1.0
         )
     else:
-        effects = ledger.drained(P, entry.seq, in_doubt=True)
+        effects = drain(ledger, P, entry.seq, in_doubt=True)
     assert [type(effect) for effect in but_revoke(effects)] == ([] if aborted else [Ended])
     assert ledger.tick(1e9) == []
-    assert ledger.drained(P, entry.seq, in_doubt=False) == []
+    assert drain(ledger, P, entry.seq, in_doubt=False) == []
     assert ledger.wrote(entry.seq, slot(entry)) == []
     assert (
-        ledger.failed(P, entry.seq, "prefill_failed", "x", "failed", drained=True, in_doubt=False, now=2.0)
+        fail(ledger, P, entry.seq, "prefill_failed", "x", "failed", drained=True, in_doubt=False, now=2.0)
         == []
     )
     assert (ledger.slots_used, entry.in_doubt) == (1, True)
@@ -229,10 +251,8 @@ def test_the_fence_ends_everything_of_that_peer_and_nothing_else() -> None:
 
 def test_a_message_of_another_peer_changes_nothing() -> None:
     ledger, entry = asked()
-    assert ledger.drained(Q, entry.seq, in_doubt=False) == []
-    assert (
-        ledger.failed(Q, entry.seq, "cancelled", "x", "failed", drained=True, in_doubt=False, now=0.0) == []
-    )
+    assert drain(ledger, Q, entry.seq, in_doubt=False) == []
+    assert fail(ledger, Q, entry.seq, "cancelled", "x", "failed", drained=True, in_doubt=False, now=0.0) == []
     ledger.rang(Q, entry.seq)
     assert not entry.rung
     ledger.rang(P, entry.seq)
@@ -243,9 +263,9 @@ def test_a_message_of_another_peer_changes_nothing() -> None:
 def test_an_unknown_seq_changes_nothing() -> None:
     ledger, entry = asked()
     seq = entry.seq + 1
-    assert ledger.drained(P, seq, in_doubt=False) == []
-    assert ledger.failed(P, seq, "cancelled", "x", "failed", drained=True, in_doubt=False, now=0.0) == []
-    assert ledger.accepted(P, seq) == []
+    assert drain(ledger, P, seq, in_doubt=False) == []
+    assert fail(ledger, P, seq, "cancelled", "x", "failed", drained=True, in_doubt=False, now=0.0) == []
+    assert ledger.hear(P, wire.Accepted(token=TOKEN, seq=seq), 0.0) == []
     assert ledger.abort(seq, "cancelled", 0.0) == []
     assert len(ledger) == 1
 
@@ -253,7 +273,7 @@ def test_an_unknown_seq_changes_nothing() -> None:
 def test_an_unanswered_handshake_is_repeated_and_an_answered_one_only_asked_about() -> None:
     ledger, entry = asked()
     assert ledger.tick(0.2) == [Tell(P, "handshake", entry.seq)]
-    ledger.accepted(P, entry.seq)
+    ledger.hear(P, wire.Accepted(token=TOKEN, seq=entry.seq), 0.0)
     assert ledger.open_seqs(P) == [entry.seq]
     assert (ledger.tick(9.9), ledger.next_wake()) == ([], 10.0)
 
@@ -288,7 +308,7 @@ def test_a_proof_frees_the_memory_at_once_and_the_abort_is_repeated_until_it_is_
     assert (ledger.slots_used, len(ledger)) == (0, 1)
     assert ledger.tick(1.3) == [Tell(P, "abort", entry.seq)]
     assert ledger.wrote(entry.seq, slot(entry)) == []
-    assert ledger.drained(P, entry.seq, in_doubt=True) == []
+    assert drain(ledger, P, entry.seq, in_doubt=True) == []
     assert (len(ledger), ledger.tick(99.0)) == (0, [])
 
 
@@ -336,7 +356,7 @@ def test_silence_ends_the_requests_of_that_peer_and_keeps_their_memory() -> None
     assert effects[-1] == Tell(P, "abort", entry.seq)
     assert (ledger.slots_used, ledger.waits_for(P), ledger.waits_for(Q)) == (2, False, True)
     assert ledger.silent(P, "", 2.0) == []
-    assert ledger.drained(P, entry.seq, in_doubt=False)[-1] == freed(entry)
+    assert drain(ledger, P, entry.seq, in_doubt=False)[-1] == freed(entry)
     assert not other.request_over
 
 
@@ -348,11 +368,11 @@ def _happen(ledger: ReceiveLedger, entry: Entry, what: str) -> list[Effect]:
         case "slot":
             return ledger.wrote(entry.seq, slot(entry))
         case "failed":
-            return ledger.failed(
-                P, entry.seq, "cancelled", "x", "failed", drained=True, in_doubt=False, now=1.0
+            return fail(
+                ledger, P, entry.seq, "cancelled", "x", "failed", drained=True, in_doubt=False, now=1.0
             )
         case "drained":
-            return ledger.drained(P, entry.seq, in_doubt=False)
+            return drain(ledger, P, entry.seq, in_doubt=False)
         case "abort":
             return ledger.abort(entry.seq, "cancelled", 1.0)
         case "deadline":

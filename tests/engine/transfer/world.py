@@ -17,6 +17,7 @@ from pdcore.engine.consensus import DecodeConsensus, PrefillConsensus
 from pdcore.engine.kv.blocks import BlockPool
 from pdcore.engine.kv.layout import KvLayout
 from pdcore.engine.transfer import asking, wire
+from pdcore.engine.transfer.entries import Tell
 from pdcore.engine.transfer.links import Pair
 from pdcore.engine.transfer.mapping import GroupRank, GroupSizes, RankMapping
 from pdcore.engine.transfer.orders import (
@@ -38,7 +39,6 @@ from pdcore.engine.transfer.orders import (
     WriteEnded,
 )
 from pdcore.engine.transfer.plan import RegionShape
-from pdcore.engine.transfer.receive_ledger import Tell
 from pdcore.errors import ErrorCode
 from pdcore.topology.keys import RankPosition
 from tests.engine.transfer.world_decode import BLOCKS, HANDOFFS, DecodeRank, Peer
@@ -353,27 +353,8 @@ class World:
                 token = _token(group.name, source, decode.rank)
                 messages = group.ranks[source].down[token]
                 if messages and self.rng.random() < 0.7 and decode.rank not in group.fenced:
-                    self.take(decode, Peer(group.name, source), messages.popleft())
-
-    def take(self, decode: DecodeRank, peer: Peer, message: wire.ToDecode) -> None:
-        ledger = decode.ledger
-        match message:
-            case wire.Accepted(seq=seq):
-                decode.decide(ledger.accepted(peer, seq), self.now)
-            case wire.Failed() as f:
-                effects = ledger.failed(
-                    peer,
-                    f.seq,
-                    f.code,
-                    f.message,
-                    f.reason,
-                    drained=f.drained,
-                    in_doubt=f.in_doubt,
-                    now=self.now,
-                )
-                decode.decide(effects, self.now)
-            case wire.Drained(seq=seq, in_doubt=in_doubt):
-                decode.decide(ledger.drained(peer, seq, in_doubt=in_doubt), self.now)
+                    effects = decode.ledger.hear(Peer(group.name, source), messages.popleft(), self.now)
+                    decode.decide(effects, self.now)
 
     def is_quiet(self) -> bool:
         """Nothing is under way but what waits for a fence."""

@@ -7,19 +7,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from pdcore.engine.transfer.entries import Allow, Delivered, Effect, Ended, Freed, Revoke, Tell
 from pdcore.engine.transfer.gathering import Gathering, GiveUp, Part
 from pdcore.engine.transfer.mapping import GroupRank, RankMapping
 from pdcore.engine.transfer.orders import AbortHandoff, DecodeEvent, Drained, HandoffFailed, Open
-from pdcore.engine.transfer.receive_ledger import (
-    Allow,
-    Delivered,
-    Effect,
-    Ended,
-    Freed,
-    ReceiveLedger,
-    Revoke,
-    Tell,
-)
+from pdcore.engine.transfer.receive_ledger import ReceiveLedger
 from pdcore.engine.transfer.slot import SLOT_BYTES, SlotArray
 
 BLOCKS, HANDOFFS = 10, 3
