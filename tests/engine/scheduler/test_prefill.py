@@ -96,8 +96,18 @@ def test_prompts_share_a_step_within_the_token_budget() -> None:
     assert [h.room for h in handoffs] == [1]
 
 
+def test_a_prompt_needs_no_room_to_grow_here() -> None:
+    p = Prefill(blocks=4)
+    for room in (1, 2):
+        p.scheduler.add(start(str(room), 8, room=room, max_tokens=100), 0)
+        p.scheduler.handshaken(room)
+    p.scheduler.plan(0)
+    assert p.scheduler.statistics().running == 2
+
+
 def test_an_unknown_room_changes_nothing() -> None:
     p = Prefill()
     p.scheduler.handshaken(77)
     assert p.scheduler.sent(77) is None
     assert p.scheduler.failed(77) is None
+    p.scheduler.write_ended(77)

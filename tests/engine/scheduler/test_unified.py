@@ -122,6 +122,17 @@ def test_a_request_that_outgrows_the_whole_cache_fails_alone() -> None:
     assert sim.empty
 
 
+def test_what_a_failure_frees_is_used_in_the_same_step() -> None:
+    sim = simulation(blocks=4, reserved_tokens=0)
+    sim.scheduler.add(start("a", 14, max_tokens=100), 0)
+    for _ in range(4):
+        sim.step()
+    sim.scheduler.add(start("b", 10, max_tokens=1), 0)
+    plan = sim.scheduler.plan(0)
+    assert [f.code for f in plan.fail] == ["abort_oom"]
+    assert [item.request_id for item in plan.batch] == ["b"]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     blocks=st.integers(4, 24),
