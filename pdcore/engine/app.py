@@ -19,6 +19,7 @@ from pdcore.engine import legs, metrics, openai
 from pdcore.engine.answer import JSON_TYPE
 from pdcore.engine.exchange import GenerationEndpoint
 from pdcore.engine.generation import Engine
+from pdcore.engine.load import load_sample
 from pdcore.engine.requests import Api
 from pdcore.errors import ApiError, ErrorCode
 from pdcore.registry import leaders
@@ -39,6 +40,7 @@ def create_app(engine: Engine) -> Starlette:
         Route("/ready", about.ready, methods=["GET"]),
         Route("/drain", about.drain, methods=["POST"]),
         Route("/metrics", about.metrics, methods=["GET"]),
+        Route("/load", about.load, methods=["GET"]),
         Route("/leader", about.leader, methods=["GET"]),
         Route("/v1/models", about.models, methods=["GET"]),
         *(Route(path, GenerationEndpoint(api, engine), methods=["POST"]) for path, api in GENERATION.items()),
@@ -67,6 +69,10 @@ class _About:
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._engine.metrics.text(), media_type=metrics.CONTENT_TYPE)
+
+    async def load(self, request: Request) -> Response:
+        """One sample of how busy it is and whom it does not reach, for routers; it ages from the moment it is read."""
+        return _json(load_sample(self._engine.state, self._engine.ranks.stats))
 
     async def leader(self, request: Request) -> Response:
         """For the instance's other machines, where the store does not tell them."""

@@ -8,8 +8,7 @@ from typing import Protocol
 from pdcore.clock import Clock
 from pdcore.engine.leader_link import LeaderLink
 from pdcore.engine.loop import IDLE_WAIT_S, WakeUp
-from pdcore.engine.messages import Stats
-from pdcore.engine.reporting import Beats, Figures
+from pdcore.engine.reporting import Beats, Figures, side_stats
 from pdcore.engine.scheduler.plan import Compute
 from pdcore.engine.sides import Side
 from pdcore.engine.step_link import StepFollower, StepOrders
@@ -64,7 +63,7 @@ class ExecutorLoop:
         if events:
             self._group.report(events)
         if self._figures.is_due(now, idle=step is None):
-            self._figures.tell(self._stats(), now)
+            self._figures.tell(side_stats(self._steps, self._side.gauges()), now)
         return step is not None
 
     def _execute(self, step: StepOrders, now: float) -> None:
@@ -74,9 +73,3 @@ class ExecutorLoop:
             self._model.follow(step.batch)
             self._steps += 1
         self._stopping = step.stop
-
-    def _stats(self) -> Stats:
-        side = self._side.gauges()
-        return Stats(
-            steps=self._steps, slots_total=side.slots_total, slots_used=side.slots_used, rooms=side.rooms
-        )

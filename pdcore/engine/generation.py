@@ -21,7 +21,7 @@ from pdcore.engine.answer import WRITE_IDLE_S, Answer
 from pdcore.engine.dispatch import Reply
 from pdcore.engine.fields import Body
 from pdcore.engine.legs import Expectation, Leg
-from pdcore.engine.messages import Limits, Sampling, Start
+from pdcore.engine.messages import Limits, Sampling, Start, Stats
 from pdcore.engine.metrics import Metrics
 from pdcore.engine.model.stop_strings import StopStrings
 from pdcore.engine.openai import Head, Shape
@@ -59,6 +59,9 @@ class Ranks(Protocol):
     def open(self, start: Start, rank: RankPosition) -> AbstractContextManager[Reply]: ...
 
     def least_held_rank(self) -> RankPosition: ...
+
+    @property
+    def stats(self) -> Mapping[RankPosition, Stats]: ...
 
 
 class PrefillPeers(Protocol):

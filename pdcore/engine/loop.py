@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import msgspec
 import zmq
 
 from pdcore import telemetry
@@ -33,7 +34,7 @@ from pdcore.engine.messages import (
     ToLeader,
     ToRank,
 )
-from pdcore.engine.reporting import Beats, Counters, Figures, StatusLine
+from pdcore.engine.reporting import Beats, Counters, Figures, StatusLine, side_stats
 from pdcore.engine.scheduler.base import Scheduler
 from pdcore.engine.scheduler.plan import Compute, Handoff, StepPlan
 from pdcore.engine.scheduler.request import Request
@@ -241,16 +242,12 @@ class RankLoop:
     def _stats(self) -> Stats:
         blocks = self._blocks.statistics()
         places = self._scheduler.statistics()
-        side = self._side.gauges()
         count = self._counters
-        return Stats(
-            steps=count.steps,
+        return msgspec.structs.replace(
+            side_stats(count.steps, self._side.gauges()),
             kv_blocks_total=blocks.total,
             kv_blocks_used=blocks.used + blocks.lingering,
             kv_blocks_quarantined=blocks.quarantined,
-            slots_total=side.slots_total,
-            slots_used=side.slots_used,
-            rooms=side.rooms,
             bootstrap=places.bootstrap,
             prealloc=places.prealloc,
             transfer=places.transfer,

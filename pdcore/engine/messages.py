@@ -123,12 +123,31 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True, tag="restart"):
     why: str
 
 
+class PathFailures(msgspec.Struct, frozen=True, kw_only=True):
+    """How often hand-offs failed on one way: by which transfer engine, towards which peer, how."""
+
+    engine: str
+    peer: str
+    reason: str
+    count: int
+
+
+class PeerDown(msgspec.Struct, frozen=True, kw_only=True):
+    """A prefill rank that this decode rank does not reach, and why it thinks so."""
+
+    instance_id: str
+    incarnation: str
+    rank: str
+    why: str
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     """Rank to leader: gauges, at most ten a second while busy, once more when the rank falls idle, and one a second in
     any case.
 
     Requests and blocks are those of the DP group and told by its DP leader; they are 0 from its other ranks, so that a
-    sum over ranks counts everything once.
+    sum over ranks counts everything once. Failed hand-offs are in one of two families, which never mix: a request's own,
+    by reason, and a path's.
     """
 
     steps: int
@@ -148,6 +167,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     handoffs_failed: int = 0
     prefill_tokens: int = 0
     output_tokens: int = 0
+    request_failures: dict[str, int] = {}
+    transfer_failures: tuple[PathFailures, ...] = ()
+    peers_down: tuple[PeerDown, ...] = ()
 
 
 ToRank = Start | Abort | Stop

@@ -1,7 +1,7 @@
 """What ``/metrics`` of a leader says: its requests, and the newest figures of its ranks.
 
 Each leader has its own registry. Every label has a closed set of values: endpoints, outcomes (``ok`` or an error
-code), rank positions.
+code), rank positions, reasons; or, for peers, a bounded number of them.
 """
 
 from __future__ import annotations
@@ -92,3 +92,34 @@ class RankCollector(Collector):
             for rank, values in stats.items():
                 counter.add_metric((str(rank),), getattr(values, field))
             yield counter
+        yield from _failures(stats)
+        yield from _peers(stats)
+
+
+def _failures(stats: StatsByRank) -> Iterable[Metric]:
+    """Failed hand-offs in the two families that never mix."""
+    own = CounterMetricFamily(
+        "pdcore_engine_request_failures",
+        "Hand-offs that failed for a request's own reason.",
+        labels=("rank", "reason"),
+    )
+    paths = CounterMetricFamily(
+        "pdcore_engine_transfer_failures",
+        "Hand-offs that failed on the way between two ranks.",
+        labels=("rank", "engine", "peer", "reason"),
+    )
+    for rank, values in stats.items():
+        for reason, count in values.request_failures.items():
+            own.add_metric((str(rank), reason), count)
+        for path in values.transfer_failures:
+            paths.add_metric((str(rank), path.engine, path.peer, path.reason), path.count)
+    return (own, paths)
+
+
+def _peers(stats: StatsByRank) -> Iterable[Metric]:
+    down = GaugeMetricFamily(
+        "pdcore_engine_peers_down", "Prefill ranks that this rank does not reach.", labels=("rank",)
+    )
+    for rank, values in stats.items():
+        down.add_metric((str(rank),), len(values.peers_down))
+    return (down,)

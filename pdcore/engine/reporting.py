@@ -9,7 +9,8 @@ from typing import Final
 from pdcore import telemetry
 from pdcore.clock import Clock
 from pdcore.engine.leader_link import LeaderLink
-from pdcore.engine.messages import Stats
+from pdcore.engine.messages import PathFailures, PeerDown, Stats
+from pdcore.engine.transfer.gauges import SideGauges
 
 BEAT_INTERVAL_S: Final = 0.2
 STATS_INTERVAL_S: Final = 0.1
@@ -69,6 +70,28 @@ class Figures:
         if stats != self._last or now - self._told_at >= STATS_AT_LEAST_S:
             self._leader.send(stats)
             self._last, self._told_at = stats, now
+
+
+def side_stats(steps: int, side: SideGauges) -> Stats:
+    """Figures of a rank that has done so many steps, as far as its side of hand-offs knows them."""
+    failures = side.failures
+    return Stats(
+        steps=steps,
+        slots_total=side.slots_total,
+        slots_used=side.slots_used,
+        rooms=side.rooms,
+        request_failures={} if failures is None else dict(failures.request),
+        transfer_failures=()
+        if failures is None
+        else tuple(
+            PathFailures(engine=path.engine, peer=path.peer, reason=path.reason, count=count)
+            for path, count in failures.transfer.items()
+        ),
+        peers_down=tuple(
+            PeerDown(instance_id=peer.instance_id, incarnation=peer.incarnation, rank=peer.rank, why=peer.why)
+            for peer in side.peers_down
+        ),
+    )
 
 
 class StatusLine:

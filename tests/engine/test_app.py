@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from pdcore.engine.legs import stale_peer
-from pdcore.engine.messages import Abort, Failed, Start
+from pdcore.engine.messages import Abort, Failed, PathFailures, PeerDown, Start
 from pdcore.registry import leaders
 from pdcore.registry.leaders import LeaderWord
 from tests.support.eventually import eventually
@@ -452,6 +452,32 @@ async def test_a_leader_that_does_not_serve_refuses_at_once(prefill: LeaderApp) 
     assert (await prefill.client.get("/health")).json()["status"] == "draining"
     prefill.state.enter("failed", "a rank died")
     assert (await prefill.client.get("/health")).status_code == 503
+
+
+async def test_a_load_sample_tells_what_is_used_and_who_is_not_reached(unified: LeaderApp) -> None:
+    down = PeerDown(instance_id="p0", incarnation="i", rank="0.0.1", why="silent for 3 s")
+    await unified.rank.say(
+        stats(
+            kv_blocks_used=3,
+            kv_blocks_total=9,
+            bootstrap=1,
+            prealloc=2,
+            running=4,
+            peers_down=(down,),
+            request_failures={"deadline": 2},
+            transfer_failures=(PathFailures(engine="shm", peer="p0 0.0.1", reason="silent", count=5),),
+        )
+    )
+    await eventually(lambda: unified.metric("pdcore_engine_peers_down", rank="0.0.0"), 5, "figures")
+    sample = (await unified.client.get("/load")).json()
+    assert (sample["instance_id"], sample["incarnation"], sample["in_flight"]) == ("unified-0", "inc", 0)
+    assert sample["dp"]["0"]["kv_blocks_used"] == 3
+    assert (sample["dp"]["0"]["waiting"], sample["dp"]["0"]["running"]) == (3, 4)
+    assert sample["peers_down"] == [
+        {"instance_id": "p0", "incarnation": "i", "rank": "0.0.1", "why": "silent for 3 s"}
+    ]
+    assert await unified.metric("pdcore_engine_request_failures_total", reason="deadline") == 2
+    assert await unified.metric("pdcore_engine_transfer_failures_total", engine="shm", reason="silent") == 5
 
 
 async def test_ranks_that_do_not_get_on_are_no_health(unified: LeaderApp) -> None:

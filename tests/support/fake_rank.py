@@ -101,10 +101,9 @@ def step(request_id: str, token_ids: Sequence[int], finish_reason: str | None) -
     )
 
 
-def stats(**changed: int) -> Stats:
+def stats(**changed: Any) -> Stats:
     """Figures, all zero but those given."""
-    names = Stats.__struct_fields__
-    return Stats(**{**dict.fromkeys(names, 0), **changed})
+    return Stats(**{"steps": 0, **changed})
 
 
 class FakeRank:
