@@ -22,7 +22,7 @@ from tests.group.small_fleet import fleet
 from tests.support.etcd_server import EtcdServer, etcd_server
 from tests.support.processes import free_port
 
-COMMANDS = ("up", "demo", "topology", "demo-model")
+COMMANDS = ("up", "demo", "topology", "demo-model", "serve")
 
 
 def pdcore(*arguments: str, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:

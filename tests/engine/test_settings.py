@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from pdcore.config import EngineConfig
+from pdcore.engine.__main__ import main
 from pdcore.engine.interfaces import Interface
 from pdcore.engine.settings import read_settings
 from pdcore.errors import ConfigError
@@ -67,3 +69,36 @@ def test_the_interface_may_come_from_the_environment(monkeypatch: pytest.MonkeyP
 def test_two_addresses_that_were_named_must_be_one(named: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"--host / PDCORE_HOST: 10\.9\.9\.9 is not 10\.0\.0\.5"):
         read(ETH0, host="10.9.9.9", **named)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "parallel_config: {world_size: 3, attn_tp_size: 2}",
+            "world_size: 3 does not divide by attn_tp_size 2",
+        ),
+        ("parallel_config: {world_size: 2, cp_size: 2}", "parallel_config.cp_size: 2 must be 1 for decode"),
+        ("parallel_config: {world_size: 1, pp_size: 2}", "parallel_config.pp_size: 2 must be 1"),
+        ("scheduler_config: {blok_size: 16}", "unknown key 'blok_size' in scheduler_config; did you mean"),
+        ("disagg_config: {}", "disagg_config is not read from a file"),
+        ("model_config: [", "line 1, column 16: "),
+    ],
+)
+def test_a_file_that_cannot_work_is_one_line_and_exit_status_2(text: str, says: str) -> None:
+    Path("decode.yaml").write_text(text)
+    result = CliRunner().invoke(main, ["--role", "decode", "--model", "m", "--config", "decode.yaml"])
+    assert result.exit_code == 2
+    (line,) = result.output.splitlines()
+    assert line.startswith("pdcore.engine: decode.yaml: ")
+    assert says in line
+
+
+def test_what_is_known_and_not_used_is_one_line_at_the_start() -> None:
+    Path("decode.yaml").write_text(
+        "model_config: {model_path: nowhere, exe_mode: eager, enable_profiler: true}"
+    )
+    result = CliRunner().invoke(main, ["--role", "decode", "--config", "decode.yaml"])
+    said, refused = result.output.splitlines()
+    assert "keys=model_config.exe_mode,model_config.enable_profiler" in said
+    assert "nowhere is no directory" in refused
