@@ -306,7 +306,7 @@ class Leader:
         if self._dispatch.fail_all(self._loss_code(ending), ending.why):
             await self._let_answers_leave()
         if ending.status == RANK_DIED:
-            await self._instance.end(ending)  # first, so that no rank is left anywhere while the store is away
+            await self._instance.end(ending)  # before the store is told, which may be away
         if ending.departure is not None:
             await self._registration.leave(ending.departure)
         if ending.status != RANK_DIED:

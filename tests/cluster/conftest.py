@@ -23,7 +23,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Two prefills, one decode, and routers with a long and a short budget. ``heal`` makes it whole again."""
+    """Two prefills, one decode, and routers with a long and a short budget. ``heal`` makes it whole again.
+
+    ``other`` is a prefill of two tensor-parallel ranks.
+    """
 
     cluster: Cluster
     prefill: Engine
@@ -89,7 +92,7 @@ def whole_fleet(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> I
         yield Fleet(
             cluster,
             cluster.engine("prefill"),
-            cluster.engine("prefill"),
+            cluster.engine("prefill", "--tp", "2"),
             cluster.engine("decode"),
             cluster.router(),
             cluster.router("--request-timeout-s", "3"),

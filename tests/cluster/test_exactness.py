@@ -65,6 +65,19 @@ def test_twenty_prompts_on_a_tiny_llama(fleet: Fleet, unified: Engine, tiny_mode
 
 @pytest.mark.integration
 @pytest.mark.slow
+def test_two_ranks_hand_over_to_one_what_one_hands_over(fleet: Fleet) -> None:
+    to_one, to_two = (fleet.cluster.bootstrap(engine) for engine in (fleet.prefill, fleet.other))
+    before = fleet.other.gauge("pdcore_engine_handoffs_ok_total")
+    for prompt in prompts()[:5]:
+        assert complete(fleet.router, prompt, MOST, **to_two) == complete(
+            fleet.router, prompt, MOST, **to_one
+        )
+    assert fleet.other.gauge("pdcore_engine_handoffs_ok_total") == before + 5
+    assert fleet.other.gauge("pdcore_engine_steps_total", rank="0.0.1") > 0
+
+
+@pytest.mark.integration
+@pytest.mark.slow
 def test_a_seed_gives_the_same_sample_through_a_pair_and_alone(fleet: Fleet, unified: Engine) -> None:
     sampling = {"temperature": 0.9, "top_p": 0.95, "top_k": 40}
     texts = set()
