@@ -10,8 +10,10 @@ import pytest
 import zmq
 
 from pdcore.engine.transfer import wire
+from pdcore.engine.transfer.memory import Region
 from pdcore.engine.transfer.orders import Arrived, Drained, HandoffFailed, Sent
 from pdcore.engine.transfer.sending import Endpoint
+from pdcore.engine.transfer.shm import ShmEngine
 from tests.engine.transfer import ranks
 from tests.engine.transfer.ranks import Context, Decode, Prefill, got, has, run
 
@@ -201,3 +203,61 @@ def test_a_failure_and_its_last_word_heard_in_one_poll_end_the_hand_off(
         run(lambda: has(decode, Drained), decode)
         assert [event.code for event in got(decode, HandoffFailed)] == ["cancelled"]
         assert session.statistics().slots_used == 0
+
+
+def test_a_sender_of_nonsense_is_logged_once_and_counted_every_time(
+    prefill: Prefill, attacker: zmq.Socket[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(50):
+        attacker.send(b"\xc1")
+    run(lambda: prefill.session.statistics().malformed == 50, prefill)
+    assert capsys.readouterr().out.count("malformed control message") == 1
+
+
+def test_the_hello_of_another_version_is_refused_by_name(
+    prefill: Prefill, attacker: zmq.Socket[bytes]
+) -> None:
+    token = b"v1 token" * 2
+    answers: list[bytes] = []
+    with Region(4096) as region, ShmEngine().receiver(region) as receiver:
+        receiver.connect(prefill.session.endpoint.transfer, token)
+        hello = {"type": "hello", "token": token, "version": 1, "layout": "a fingerprint", "blocks": 7}
+        attacker.send(msgspec.msgpack.encode(hello))
+
+        def answered() -> bool:
+            answers.extend(attacker.recv() for _ in range(bool(attacker.poll(0))))
+            return bool(answers)
+
+        run(answered, prefill)
+    why = "it speaks wire version 2, not 1"
+    assert wire.read_to_decode(answers[0]) == wire.Refused(token=token, message=why)
+    assert prefill.session.statistics().malformed == 0
+
+
+def test_replayed_probes_and_beats_write_nothing(
+    context: Context, prefill: Prefill, attacker: zmq.Socket[bytes]
+) -> None:
+    """A token is a secret of the two ranks; whoever learnt it can still not make a seq be written twice."""
+    with ranks.receiving(context) as session:
+        decode = Decode(session)
+        prefill.expect(3, ranks.tokens_of(3))
+        decode.open(3, ranks.peer_at(prefill.session.endpoint), (1, 2))
+        run(lambda: has(decode, Arrived) and has(prefill, Sent), prefill, decode)
+        [link] = session._links.values()
+        session._region.memory[:] = bytes(session._region.memory.nbytes)
+        for message in (
+            wire.Probe(token=link.token, seq=1, probe=0),
+            wire.Probe(token=link.token, seq=9, probe=2**31 - 1),
+            wire.Beat(token=link.token, seqs=(1, 2, 3)),
+        ):
+            attacker.send(wire.encode(message))
+        heard: list[list[bytes]] = []
+
+        def answered() -> bool:
+            heard.extend(attacker.recv_multipart() for _ in range(attacker.poll(0)))
+            return wire.read_to_decode(heard[0][0]) == wire.Alive(token=link.token) if heard else False
+
+        run(answered, prefill)
+        for _ in range(20):
+            prefill.turn()
+        assert not any(session._region.memory)
