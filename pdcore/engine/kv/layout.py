@@ -107,7 +107,7 @@ class KvGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, dic
         return range((tokens - seen) // self.block_size, self.blocks_for(tokens))
 
 
-class KvLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class KvLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True, cache_hash=True):
     """The groups of a model, or of one rank's shard of it. ValueError with every reason for what cannot be."""
 
     groups: tuple[KvGroup, ...]
@@ -157,6 +157,12 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """
         text = f"block-major/{LAYOUT_VERSION}:".encode() + msgspec.json.encode(self)
         return hashlib.sha256(text).hexdigest()[:32]
+
+    @cached_property
+    def split_heads(self) -> frozenset[int]:
+        """How many heads the entries have that tensor-parallel ranks split."""
+        entries = (entry for group in self.groups for entry in group.entries)
+        return frozenset(entry.heads for entry in entries if entry.sharding == "heads")
 
     @property
     def only_group(self) -> KvGroup:
@@ -223,8 +229,7 @@ def held_heads(entry: KvEntry, tp_size: int, tp: int) -> range:
 
 def shard_problems(layout: KvLayout, tp_size: int, side: str = "the instance") -> tuple[str, ...]:
     """Every reason why ``tp_size`` ranks of ``side`` cannot share the heads of a whole ``layout``."""
-    heads = {entry.heads for group in layout.groups for entry in group.entries if entry.sharding == "heads"}
-    return split_problems(side, tp_size, heads)
+    return split_problems(side, tp_size, layout.split_heads)
 
 
 @lru_cache(maxsize=256)
