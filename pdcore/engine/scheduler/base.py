@@ -341,9 +341,6 @@ class Scheduler:
     def _grow(self, request: Request, batch: dict[str, Compute]) -> bool:
         """Blocks for every known token of ``request``, taking them from victims; False if it is one itself."""
         needed = self._blocks.needed(request.known)
-        if not within(needed, self._blocks.total):
-            self._fail_for_good(request)
-            return False
         missing = tuple(max(0, n - len(ids)) for n, ids in zip(needed, request.blocks, strict=True))
         while (more := self._blocks.extend(missing, request.request_id)) is None:
             victim = min(self._running.values(), key=lambda r: (len(r.output), -len(r.start.prompt)))
@@ -356,23 +353,21 @@ class Scheduler:
         return True
 
     def _retract(self, victim: Request) -> None:
+        """It waits to be computed once more, unless that can never be, or has been too often."""
         victim.retractions += 1
-        self._retracted_total += 1
         if not within(self._blocks.needed(victim.known + 1), self._blocks.total):
-            self._fail_for_good(victim)
+            message = f"{victim.known} tokens outgrew the KV cache of {self._blocks.tokens}"
+            self._fail(victim, "abort_oom", message)
         elif victim.retractions > MOST_RETRACTIONS:
             message = f"retracted {victim.retractions} times for lack of KV blocks; try again"
             self._fail(victim, "preempted_oom", message)
         else:
+            self._retracted_total += 1
             del self._running[victim.request_id]
             self._blocks.free_owner(victim.request_id)
             victim.give_back()
             self._move(victim, Place.RETRACTED)
             self._wait(victim)
-
-    def _fail_for_good(self, request: Request) -> None:
-        message = f"{request.known} tokens outgrew the KV cache of {self._blocks.tokens}"
-        self._fail(request, "abort_oom", message)
 
     def _emit(self, request: Request, token: int) -> Output:
         """Append ``token``, and end the request if that completes it."""

@@ -255,6 +255,28 @@ def test_an_aged_request_does_not_hold_the_line_for_memory_that_is_stuck_with_a_
     world.settle()
 
 
+def test_that_a_peer_is_stuck_is_noticed_though_nothing_moves() -> None:
+    world = decode(peer_share=1.0, total_share=1.0)
+    world.arrive(39, 200, peer="well")
+    world.step()
+    world.deliver(1)
+    large, small = world.arrive(139, 9, peer="well"), world.arrive(7, 9, peer="well")
+    world.step()
+    world.deliver(2)
+    assert small in admitted(world)
+    world.step(LONGEST_OVERTAKEN_S - 0.5)
+    world.arrive(79, 9, peer="stuck")
+    world.step()
+    world.step(0.6)
+    late = world.arrive(7, 9, peer="well")
+    world.step()
+    assert late not in admitted(world), "the large one holds the line"
+    world.step(0.5)
+    assert late in admitted(world), "which does not help it any more"
+    assert large not in admitted(world)
+    world.settle()
+
+
 def test_a_peer_whose_memory_stays_in_quarantine_is_ended_once_and_then_this_instance() -> None:
     world = decode()
     for peer in ("stuck", "well"):

@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdcore.engine.scheduler.base import MOST_RETRACTIONS
+from pdcore.engine.scheduler.places import Place
 from pdcore.engine.scheduler.unified import UnifiedScheduler
 from pdcore.errors import ApiError
 from tests.engine.scheduler.simulation import STOP_TOKEN, Simulation, groups, limits, start
@@ -120,6 +122,38 @@ def test_a_request_that_outgrows_the_whole_cache_fails_alone() -> None:
     run_dry(sim)
     assert [(f.request_id, f.code) for f in sim.failures] == [("a", "abort_oom")]
     assert sim.empty
+
+
+def three_that_grow() -> Simulation:
+    """``a`` has generated most; ``b`` and ``c`` as much as each other, ``c`` after the longer prompt."""
+    sim = simulation(blocks=8, reserved_tokens=0, max_prefill_tokens=100)
+    sim.scheduler.add(start("a", 6, max_tokens=30), 0)
+    for _ in range(3):
+        sim.step()
+    sim.scheduler.add(start("b", 6, max_tokens=30), 0)
+    sim.scheduler.add(start("c", 10, max_tokens=30), 0)
+    sim.step()
+    assert sim.scheduler.statistics().running == 3
+    return sim
+
+
+def test_the_victim_is_the_one_with_the_fewest_tokens_and_of_those_the_longest_prompt() -> None:
+    sim = three_that_grow()
+    while not sim.scheduler.statistics().retracted:
+        sim.step()
+    retracted = [r for r in "abc" if sim.scheduler.held(r).place is Place.RETRACTED]
+    assert retracted == ["c"]
+    assert sim.scheduler.statistics().retracted_total == 1
+
+
+def test_one_that_was_retracted_three_times_is_not_retracted_again() -> None:
+    sim = three_that_grow()
+    sim.scheduler.held("c").retractions = MOST_RETRACTIONS
+    while not sim.failures:
+        sim.step()
+    assert [(f.request_id, f.code) for f in sim.failures] == [("c", "preempted_oom")]
+    assert sim.scheduler.statistics().running == 2
+    assert sim.scheduler.statistics().retracted_total == 0
 
 
 def test_what_a_failure_frees_is_used_in_the_same_step() -> None:
