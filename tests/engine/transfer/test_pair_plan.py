@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from pdcore.engine.kv.layout import KvEntry, KvGroup, KvLayout, Order
 from pdcore.engine.transfer.mapping import GroupRank, GroupSizes, RankMapping
 from pdcore.engine.transfer.pair_plan import PairPlan
 from pdcore.engine.transfer.plan import RegionShape
+from tests.engine.transfer.block_copies import copy_blocks
 from tests.engine.transfer.kv_worlds import CANARY, World, ranks_of, worlds
 
 pytestmark = pytest.mark.unit
@@ -66,6 +68,24 @@ def test_equal_ranks_copy_whole_blocks_and_join_those_that_follow_each_other() -
         (4 * size, 1 * size, 2 * size),
         (6 * size, 9 * size, size),
     ]
+
+
+@pytest.mark.parametrize("count", [1, 7, 255, 256, 257, 900])
+@pytest.mark.parametrize("gaps", [0.0, 0.1, 1.0])
+def test_lists_of_any_length_become_the_same_runs(count: int, gaps: float) -> None:
+    layout, rng = KvLayout.dense(**DENSE), random.Random(count)
+    equal = plan(layout, GroupSizes(1, 1), GroupSizes(1, 1), blocks=(1000,))
+    lists = []
+    for _ in range(2):
+        blocks = list(range(count))
+        for at in [at for at in blocks if rng.random() < gaps]:
+            other = rng.randrange(count)
+            blocks[at], blocks[other] = blocks[other], blocks[at]
+        lists.append(tuple(blocks))
+    expected = copy_blocks(lists[0], lists[1], layout.block_bytes)
+    ops = equal.ops((lists[0],), (lists[1],), count * 16)
+    assert list(ops.rows()) == list(expected.rows())
+    assert len(ops) == 1 or gaps
 
 
 def test_only_the_blocks_of_the_tokens_are_copied() -> None:
