@@ -24,6 +24,7 @@ from bench.figures import Figure
 from bench.progress import step
 from pdcore.engine.transfer.engine import Sender, TransferEngine
 from pdcore.engine.transfer.memory import address_of
+from pdcore.engine.transfer.mooncake import MooncakeEngine
 from pdcore.engine.transfer.plan import WriteOps
 from pdcore.engine.transfer.shm import ShmEngine
 from pdcore.engine.transfer.tcp import TcpEngine
@@ -32,7 +33,8 @@ REGION: Final = 64 << 20
 ROUNDS: Final = 15
 TOKEN: Final = b"bench-writes-001"
 SEQ: Final = 1
-BUDGET_S: Final = 30.0
+BUDGET_S: Final = 60.0
+IP: Final = "127.0.0.1"
 LISTS: Final = {
     "64 MiB in a row": (1, REGION),
     "1,024 x 4 KiB": (1024, 4 << 10),
@@ -42,7 +44,9 @@ LISTS: Final = {
 
 def engine_named(name: str) -> TransferEngine:
     """An engine that writes within this machine."""
-    return TcpEngine(bind_ip="127.0.0.1") if name == "tcp" else ShmEngine()
+    if name == "shm":
+        return ShmEngine()
+    return TcpEngine(bind_ip=IP) if name == "tcp" else MooncakeEngine(bind_ip=IP, timeout_s=30)
 
 
 def measure(rounds: int = ROUNDS) -> list[Figure]:
@@ -51,7 +55,7 @@ def measure(rounds: int = ROUNDS) -> list[Figure]:
     copy[:] = source[:] = bytes(range(256)) * (REGION // 256)
     plain = partial(_copy_rows, address_of(copy), address_of(source))
     figures = []
-    with _linked("shm", source) as shm, _linked("tcp", source) as tcp:
+    with linked("shm", source) as shm, linked("tcp", source) as tcp:
         for name, (count, length) in LISTS.items():
             step(f"{name} through shm and tcp")
             ops = shuffled(count, length)
@@ -98,7 +102,7 @@ def _beside(name: str, seconds: float, beside: str, reference: float, wanted: fl
 
 
 @contextmanager
-def _linked(name: str, source: memoryview) -> Iterator[Sender]:
+def linked(name: str, source: memoryview) -> Iterator[Sender]:
     """A sender whose peer is another process."""
     with (
         tempfile.TemporaryDirectory(prefix="pdcore-bench-") as directory,
