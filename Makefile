@@ -7,7 +7,7 @@ ROUNDS ?= 1
 PARALLEL ?= -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system demo up test check shape test-cluster soak bench bench-engine bench-registry
+.PHONY: help setup system mooncake demo up test check shape test-cluster soak bench bench-engine bench-registry
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -36,8 +36,11 @@ test: setup system ## everything that needs no accelerator and no hours (ARGS=..
 	@$(BIN)/pdcore demo-model
 	@OMP_NUM_THREADS=1 $(PYTEST) -m "not cluster and not device" $(PARALLEL) $(ARGS)
 
-test-cluster: setup ## long fault runs and their figures (ROUNDS=10 for ten times the same)
+mooncake: setup # the transfer engine that is an extra, and what it and its network namespaces need
 	@scripts/install_system.sh cluster
+	@$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check -c constraints.txt -e '.[mooncake]'
+
+test-cluster: mooncake ## long fault runs and their figures (ROUNDS=10 for ten times the same)
 	@for round in $$(seq $(ROUNDS)); do $(PYTEST) -m cluster -o faulthandler_timeout=600 $(ARGS) || exit 1; done
 
 soak: setup system ## registrations and rooms by the ten thousand: does anything grow? (at most 20 minutes)
@@ -46,7 +49,7 @@ soak: setup system ## registrations and rooms by the ten thousand: does anything
 bench: setup system ## figures of this machine
 	@$(BIN)/python -m bench $(ARGS)
 
-bench-engine: setup system ## the engine's: hand-offs, first tokens, KV writes, the loop beside its model (2 minutes)
+bench-engine: mooncake system ## the engine's: hand-offs, first tokens, KV writes, the loop beside its model (2 minutes)
 	@$(BIN)/python -m bench engine $(ARGS)
 
 bench-registry: setup system ## the registry's: latency, and 1,000 instances of 16 ranks (4 minutes)

@@ -21,12 +21,17 @@ need() { # need COMMAND PACKAGE [SERVICE...]
     fi
 }
 
+need_library() { # need_library FILE PACKAGE
+    if ! PATH="$PATH:/usr/sbin:/sbin" ldconfig -p 2>/dev/null | grep -F "$1" >/dev/null; then missing+=("$2"); fi
+}
+
 need etcd etcd-server etcd.service
 need etcdctl etcd-client
 need openssl openssl
 need redis-server redis-server redis-server.service
 if [ "${1:-}" = cluster ]; then
     need ip iproute2
+    need_library libibverbs.so.1 libibverbs1 # mooncake's
 fi
 if in_ci; then
     need dockerd docker.io docker.service docker.socket containerd.service
