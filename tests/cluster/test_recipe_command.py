@@ -10,7 +10,6 @@ from typing import Final
 import pytest
 
 from tests.support.cluster import Cluster, Engine
-from tests.support.eventually import eventually_now
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -97,15 +96,3 @@ def test_the_command_serves(cluster: Cluster, stack: ExitStack, machines: tuple[
         key: rank["rank_ip"] for key, rank in cluster.keyspace().items() if key.startswith("ranks/prefill")
     }
     assert sorted(ranks.values()) == sorted(machines)
-
-
-def test_the_keys_that_nothing_uses_are_one_line(cluster: Cluster, stack: ExitStack) -> None:
-    parent = Serving(cluster, (P0,), stack).start("prefill", 0, P0)
-    eventually_now(lambda: "settings ignored" in parent.output(), START_S, parent.output())
-    (line,) = [line for line in parent.output().splitlines() if "settings ignored" in line]
-    for key in (
-        "model_config.exe_mode",
-        "model_config.custom_params",
-        "scheduler_config.mem_fraction_static",
-    ):
-        assert key in line
