@@ -7,7 +7,7 @@ import pytest
 from pdcore.engine.transfer.mapping import GroupSizes
 from tests.engine.transfer import world
 
-ROUNDS, LONG_ROUNDS, STEPS = 500, 10_000, 60
+ROUNDS, LONG_ROUNDS, STEPS = 500, 10_000, 40
 ONE, TWO = GroupSizes(1, 1), GroupSizes(1, 2)
 PAIRS = [
     pytest.param(ONE, ONE, id="1x1"),

@@ -159,6 +159,7 @@ def test_a_prefill_that_never_reads_holds_up_no_other(
     _beside_a_mute_prefill(stack, context, runtime_dir)
 
 
+@pytest.mark.cluster
 def test_a_decode_that_never_reads_its_answers_costs_a_bounded_queue(
     stack: ExitStack, context: Context, runtime_dir: Path
 ) -> None:

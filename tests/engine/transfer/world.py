@@ -12,6 +12,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 
 from pdcore.engine.consensus import DecodeConsensus, PrefillConsensus
 from pdcore.engine.kv.blocks import BlockPool
@@ -412,6 +413,7 @@ def _position(rank: GroupRank) -> RankPosition:
     return RankPosition(0, rank.cp, rank.tp)
 
 
+@cache
 def _token(group: str, prefill: GroupRank, decode: GroupRank) -> bytes:
     return f"{group} {prefill}>{decode}".encode().ljust(16, b".")[:16]
 
