@@ -80,6 +80,7 @@ class Machine:
             max_prefill_tokens=config.max_prefill_tokens,
             max_queue=config.max_queue,
             num_reserved_decode_tokens=config.num_reserved_decode_tokens,
+            fence_s=2.0 * config.lease_ttl_s,
             transfer_engine=config.transfer_engine,
             transfer_secret=config.transfer_secret,
             mooncake_protocol=config.mooncake_protocol,

@@ -194,6 +194,7 @@ def _limits(spec: RankSpec, config: ModelConfig) -> SchedulerLimits:
         max_queue=spec.max_queue,
         reserved_tokens=spec.num_reserved_decode_tokens,
         slots=2 * spec.max_batch,
+        fence_s=spec.fence_s,
     )
 
 

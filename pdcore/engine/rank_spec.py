@@ -20,7 +20,8 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     socket of that address, inherited by rank 0.0.0 alone), empty for an instance of one rank. ``step_link`` is the ZMQ
     address on which the DP leader meets its other ranks; ``tcp://ip:0`` has it pick a port and say so at the rendezvous.
     ``beat_fd`` is the write end of the pipe on which the rank proves to the registrar that its loop turns.
-    ``runtime_dir`` is a private directory (0700) for this instance's unix sockets.
+    ``runtime_dir`` is a private directory (0700) for this instance's unix sockets. ``fence_s`` after a peer's end was
+    ordered, its writes must be known to be over.
     """
 
     role: str
@@ -51,6 +52,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_prefill_tokens: int
     max_queue: int
     num_reserved_decode_tokens: int
+    fence_s: float = 20.0
     transfer_engine: str = "auto"
     transfer_secret: str | None = None
     mooncake_protocol: str = "tcp"
