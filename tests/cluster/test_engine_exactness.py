@@ -32,7 +32,7 @@ from tests.support.redis_server import redis_server
 pytestmark = pytest.mark.cluster
 
 START_S: Final = 300.0
-ANSWER_S: Final = 120.0
+ANSWER_S: Final = 60.0
 REST_S: Final = 20.0
 GONE_S: Final = 1.0
 PROMPTS: Final = 8
