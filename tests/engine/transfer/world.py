@@ -378,8 +378,9 @@ class World:
         self.end_of_decode()
         for group in list(self.groups):
             self.kill(group)
-            for decode in list(self.decodes.values()):
-                self.fence(group, decode)
+            for decode in self.decodes.values():
+                if decode.rank not in group.fenced:
+                    self.fence(group, decode)
         self.end_of_groups()
 
     def end_of_decode(self) -> None:
