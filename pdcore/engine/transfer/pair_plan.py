@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from functools import cached_property
+from typing import Final, Self
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from pdcore.engine.kv.layout import KvGroup, held_heads
 from pdcore.engine.transfer.mapping import GroupRank, RankMapping, block_part
 from pdcore.engine.transfer.plan import Column, RegionShape, WriteOps, coalesced, lists_problem
 
+_FEW_BLOCKS: Final = 256
 NOTHING = WriteOps(*(np.zeros(0, np.int64) for _ in range(3)))
 """No copy at all."""
 
@@ -39,7 +41,7 @@ class _Pool:
         return np.add.outer(starts, inside).ravel()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _GroupPlan:
     """One KV group of the pair. ``stencil`` is relative to a block on either side, and not empty."""
 
@@ -50,6 +52,8 @@ class _GroupPlan:
     stencil: WriteOps
 
     def ops(self, source: Sequence[int], destination: Sequence[int]) -> WriteOps:
+        if self._whole_blocks and len(source) <= _FEW_BLOCKS:
+            return self._runs(source, destination)
         every = WriteOps(
             self.source.at(source, self.stencil.src_off),
             self.destination.at(destination, self.stencil.dst_off),
@@ -57,7 +61,30 @@ class _GroupPlan:
         )
         return coalesced(every) if self._may_join else every
 
-    @property
+    def _runs(self, source: Sequence[int], destination: Sequence[int]) -> WriteOps:
+        """Blocks that follow each other on both sides, joined one by one: see ``plan.FEW_COPIES``."""
+        starts: list[tuple[int, int]] = []
+        counts: list[int] = []
+        after = (-1, -1)
+        for pair in zip(source, destination, strict=True):
+            if pair == after:
+                counts[-1] += 1
+            else:
+                starts.append(pair)
+                counts.append(1)
+            after = (pair[0] + 1, pair[1] + 1)
+        size = self.source.block_bytes
+        return WriteOps(
+            np.array([block * size + self.source.offset for block, _ in starts], dtype=np.int64),
+            np.array([block * size + self.destination.offset for _, block in starts], dtype=np.int64),
+            np.array([count * size for count in counts], dtype=np.int64),
+        )
+
+    @cached_property
+    def _whole_blocks(self) -> bool:
+        return len(self.stencil) == 1 and self._may_join
+
+    @cached_property
     def _may_join(self) -> bool:
         """Whether the last copy of a block can go on in the next block: it ends with it and the first begins it."""
         first = int(self.stencil.src_off[0]), int(self.stencil.dst_off[0])
@@ -105,11 +132,8 @@ class PairPlan:
     def ops(
         self, source: Sequence[Sequence[int]], destination: Sequence[Sequence[int]], kv_len: int
     ) -> WriteOps:
-        """The copies that move ``kv_len`` tokens; none when all blocks are other context-parallel ranks' part.
-
-        The lists name blocks by position from token 0, one list per KV group; what they name beyond ``kv_len`` is left
-        alone. ``ValueError`` for lists that are too short, or that name a block twice or outside its pool.
-        """
+        """As :meth:`copies`; ``ValueError`` for lists that are too short, or that name a block twice or outside its
+        pool."""
         for side, lists, shape in (
             ("source", source, self.source),
             ("destination", destination, self.destination),
@@ -117,6 +141,16 @@ class PairPlan:
             problem = lists_problem(lists, shape, kv_len)
             if problem is not None:
                 raise ValueError(f"{side}: {problem}")
+        return self.copies(source, destination, kv_len)
+
+    def copies(
+        self, source: Sequence[Sequence[int]], destination: Sequence[Sequence[int]], kv_len: int
+    ) -> WriteOps:
+        """The copies that move ``kv_len`` tokens; none when all blocks are other context-parallel ranks' part.
+
+        The lists name blocks by position from token 0, one list per KV group; what they name beyond ``kv_len`` is left
+        alone. ``lists_problem`` knows of nothing against them.
+        """
         parts = []
         for plan in self.groups:
             part = block_part(plan.group.live_blocks(kv_len), self.cp, self.cp_size)

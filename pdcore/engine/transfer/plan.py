@@ -15,6 +15,9 @@ from pdcore.engine.transfer.slot import SLOT_BYTES
 
 Column = npt.NDArray[np.int64]
 
+FEW_COPIES: Final = 32
+"""Up to so many are looked at one by one: between two requests numpy's code leaves the caches, and coming back
+takes longer (0.1 ms a call, measured) than the loop."""
 _ALIGNMENT: Final = 4096
 
 
@@ -154,6 +157,11 @@ def coalesced(ops: WriteOps) -> WriteOps:
 
 def check_bounds(ops: WriteOps, source_bytes: int, destination_bytes: int) -> None:
     """``ValueError`` unless every copy reads inside the source and writes inside the destination."""
+    if len(ops) <= FEW_COPIES and all(
+        length > 0 and 0 <= src_off <= source_bytes - length and 0 <= dst_off <= destination_bytes - length
+        for src_off, dst_off, length in ops.rows()
+    ):
+        return
     for name, offsets, limit in (
         ("source", ops.src_off, source_bytes),
         ("destination", ops.dst_off, destination_bytes),

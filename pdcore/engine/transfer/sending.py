@@ -313,7 +313,7 @@ class SendingSession:
             room=order.room,
             token=token,
             seq=shake.seq,
-            ops=partial(plan.ops, order.blocks, shake.blocks, order.kv_len),
+            ops=partial(plan.copies, order.blocks, shake.blocks, order.kv_len),
             most_bytes=sum(
                 len(blocks) * group.block_bytes
                 for blocks, group in zip(shake.blocks, shape.layout.groups, strict=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -22,6 +23,8 @@ import numpy.typing as npt
 SLOT_BYTES: Final = 64
 MAGIC: Final = 0x9D01
 MAX_SPEC: Final = 7
+_FEW: Final = 8
+"""Up to so many slots are read one by one: see ``plan.FEW_COPIES``."""
 HAS_AUX: Final = 1
 
 _BODY: Final = struct.Struct("<HHQQIIBB2x7I")
@@ -111,21 +114,21 @@ class SlotArray:
             raise ValueError(f"{memory.nbytes} bytes are no whole number of slots")
         self._memory = memory.cast("B")
         self._wanted: npt.NDArray[np.uint64] = np.zeros(memory.nbytes // SLOT_BYTES, dtype=np.uint64)
-        self._rooms: dict[int, int] = {}
+        self._owners: dict[int, tuple[int, int]] = {}
         self._end = 0
 
     def watch(self, index: int, *, seq: int, room: int) -> None:
         """From now on slot ``index`` belongs to (seq, room)."""
         self._wanted[index] = seq
-        self._rooms[index] = room
+        self._owners[index] = (seq, room)
         self._end = max(self._end, index + 1)
 
     def forget(self, index: int) -> None:
         """Nobody waits for slot ``index`` any more. Its bytes stay as they are."""
         self._wanted[index] = 0
-        self._rooms.pop(index, None)
+        self._owners.pop(index, None)
         if index + 1 == self._end:
-            self._end = max(self._rooms, default=-1) + 1
+            self._end = max(self._owners, default=-1) + 1
 
     @property
     def count(self) -> int:
@@ -133,17 +136,18 @@ class SlotArray:
         return len(self._wanted)
 
     def look(self) -> list[tuple[int, Slot]]:
-        """Every watched slot that its owner may accept now, from one read of the array."""
-        if not self._rooms:
-            return []
-        snapshot = self._memory[: self._end * SLOT_BYTES].tobytes()
+        """Every watched slot that its owner may accept now, from one read of the array, or of each if they are few."""
+        if len(self._owners) <= _FEW:
+            return self._accepted(self._owners, self._memory)
+        snapshot = memoryview(self._memory[: self._end * SLOT_BYTES].tobytes())
         seqs, wanted = np.frombuffer(snapshot, dtype=_COLUMN)["seq"], self._wanted[: self._end]
+        return self._accepted(np.flatnonzero((seqs == wanted) & (wanted != 0)).tolist(), snapshot)
+
+    def _accepted(self, indices: Iterable[int], array: memoryview) -> list[tuple[int, Slot]]:
         found = []
-        for index in np.flatnonzero((seqs == wanted) & (wanted != 0)).tolist():
-            start = index * SLOT_BYTES
-            slot = accept(
-                snapshot[start : start + SLOT_BYTES], seq=int(self._wanted[index]), room=self._rooms[index]
-            )
+        for index in indices:
+            start, (seq, room) = index * SLOT_BYTES, self._owners[index]
+            slot = accept(bytes(array[start : start + SLOT_BYTES]), seq=seq, room=room)
             if slot is not None:
                 found.append((index, slot))
         return found

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Final, Self
@@ -179,7 +179,7 @@ class Writers:
 
     def _attempt(self, job: WriteJob) -> Written:
         try:
-            for part in batches(job.ops(), _BATCH_BYTES):
+            for part in _parts(job):
                 self._may_go_on(job)
                 self._sender.write(job.token, part, job.seq)
             self._may_go_on(job)
@@ -222,6 +222,11 @@ class Writers:
         )
         self._sender.write_bytes(job.token, job.slot_offset, slot.encode(record), job.seq)
         return not self._sender.ring(job.token, job.seq)
+
+
+def _parts(job: WriteJob) -> Iterable[WriteOps]:
+    ops = job.ops()
+    return batches(ops, _BATCH_BYTES) if job.most_bytes > _BATCH_BYTES else (ops,) if len(ops) else ()
 
 
 def _outcome(error: PeerError) -> Outcome:

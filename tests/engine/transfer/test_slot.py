@@ -121,9 +121,12 @@ def test_what_does_not_fit_is_refused_by_the_writer(bad: Slot) -> None:
         slots.encode(bad)
 
 
-def test_an_array_yields_exactly_the_watched_slots_that_are_whole_and_mine() -> None:
-    memory = bytearray(8 * SLOT_BYTES)
+@pytest.mark.parametrize("more", [0, 40], ids=["few", "many"])
+def test_an_array_yields_exactly_the_watched_slots_that_are_whole_and_mine(more: int) -> None:
+    memory = bytearray((8 + more) * SLOT_BYTES)
     array = SlotArray(memoryview(memory))
+    for index in range(8, 8 + more):
+        array.watch(index, seq=index + 1, room=1)
     for index in range(6):
         array.watch(index, seq=index + 1, room=100 + index)
         record = Slot(seq=index + 1, room=100 + index, token=index, kv_len=1, status=SlotStatus.DELIVERED)
