@@ -41,6 +41,7 @@ from pdcore.telemetry import logger
 from pdcore.topology.keys import RankPosition
 
 MESSAGES_PER_TURN: Final = 256
+MOST_WISHES: Final = 256
 
 log = logger(__name__)
 
@@ -151,7 +152,7 @@ class Dispatch:
         self._stats: dict[RankPosition, Stats] = {}
         self._start_failure: str | None = None
         self._changed = asyncio.Event()
-        self._wishes: asyncio.Queue[EndPeer | Restart] = asyncio.Queue()
+        self._wishes: asyncio.Queue[EndPeer | Restart] = asyncio.Queue(MOST_WISHES)
         self._decoder = msgspec.msgpack.Decoder(ToLeader)
         self._encoder = msgspec.msgpack.Encoder()
 
@@ -331,7 +332,10 @@ class Dispatch:
                 self._ready[rank] = message
                 self._changed.set()
             case EndPeer() | Restart():
-                self._wishes.put_nowait(message)
+                if self._wishes.full():
+                    log.warning("wish not taken", rank=str(rank), wish=type(message).__name__)
+                else:
+                    self._wishes.put_nowait(message)
 
     def _abort(self, request_id: str, rank: RankPosition) -> None:
         if not self._send(rank, Abort(request_id=request_id)):

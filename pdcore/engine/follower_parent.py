@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 import httpx
-from msgspec import MsgspecError
 
 from pdcore import telemetry
 from pdcore.clock import Clock, SystemClock
@@ -164,7 +163,7 @@ class FollowerParent:
             async with httpx.AsyncClient(timeout=ASK_S, trust_env=False) as client:
                 answer = await client.get(f"http://{address}/leader")
                 return read(answer.content) if answer.status_code == 200 else None
-        except (httpx.HTTPError, MalformedWord, MsgspecError) as error:
+        except (httpx.HTTPError, MalformedWord) as error:
             log.debug("leader does not answer", address=address, reason=str(error))
             return None
 

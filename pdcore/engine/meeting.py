@@ -6,16 +6,16 @@ are told to anybody.
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from pdcore.engine.placement import Placement
 
-BACKLOG = 1024
+BACKLOG: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,5 +50,5 @@ def open_meeting(placement: Placement, runtime_dir: Path, ip: str) -> Iterator[M
             dispatch=tcp,
             parents=tcp,
             rendezvous=f"tcp://{host}:{listener.getsockname()[1]}",
-            rendezvous_fd=os.dup(listener.fileno()),
+            rendezvous_fd=listener.fileno(),
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from pdcore import telemetry
 from pdcore.clock import Clock
 from pdcore.engine.departure import has_lost_a_rank, wait_until
 from pdcore.engine.dispatch import Dispatch
@@ -26,6 +27,8 @@ from pdcore.registry.leaders import LEAVE_S, Announcement, LeaderWord
 from pdcore.registry.registration import Registration
 from pdcore.registry.store import Store
 from pdcore.topology.keys import Keyspace, RankPosition
+
+log = telemetry.logger(__name__)
 
 SILENT_TTLS: Final = 2
 """A rank that says nothing for so many lease TTLs is as silent as one that does not beat."""
@@ -81,6 +84,10 @@ class OwnInstance:
             rendezvous=meeting.rendezvous,
             shape=shape_of(startup.config),
         )
+        if placement.nnodes > 1 and secret is None:
+            log.warning(
+                "anybody who reaches these ports is heard", remedy="PDCORE_CURVE_SECRET on every machine"
+            )
         self._machine = Machine(
             config=startup.config,
             placement=placement,
