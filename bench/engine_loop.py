@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -130,7 +131,8 @@ def _parts(parts: Mapping[str, float], steps: int, mean_ms: float) -> list[Figur
 
 def _steps(count: int, parts: dict[str, float] | None) -> list[float]:
     """Seconds of ``count`` steps outside the model, with ``RUNNING`` requests in each."""
-    with _loop(parts) as (loop, model):
+    with decode_loop(RUNNING, InstantModel(), parts) as stage:
+        loop, model = stage.loop, stage.model
         took: list[float] = []
         for number in range(count + 20):
             model.seconds = 0.0
@@ -143,16 +145,38 @@ def _steps(count: int, parts: dict[str, float] | None) -> list[float]:
         return took[20:]
 
 
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A decode loop, the prefill rank it gets its KV from, and the leader it hears."""
+
+    loop: RankLoop
+    model: InstantModel
+    source: RoleParts
+    leader: zmq.Socket[bytes]
+    rank: bytes
+
+    def start(self, room: int, group: PrefillGroup, remaining_ms: int = 600_000) -> None:
+        """Have the leader give the rank a request whose KV ``group`` has; the rank may not have connected yet."""
+        give_up_at = time.monotonic() + BUDGET_S
+        frames = [self.rank, msgspec.msgpack.encode(_start(room, group, remaining_ms))]
+        while True:
+            try:
+                self.leader.send_multipart(frames)
+                return
+            except zmq.ZMQError:
+                assert time.monotonic() < give_up_at, "the rank does not connect"
+                self.leader.poll(1)
+
+
 @contextmanager
-def _loop(parts: dict[str, float] | None) -> Iterator[tuple[RankLoop, InstantModel]]:
-    """A decode loop whose ``RUNNING`` requests have all arrived."""
+def decode_loop(running: int, model: InstantModel, parts: dict[str, float] | None = None) -> Iterator[Stage]:
+    """A decode loop whose ``running`` requests have all arrived."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pdcore-bench-")))
         context = stack.enter_context(zmq.Context())
         leader = stack.enter_context(_leader(context, f"ipc://{directory}/dispatch"))
         prefill, decode = (_around(role, directory, context, stack) for role in ("prefill", "decode"))
         source, target = open_side(prefill), open_side(decode)
-        model = InstantModel()
         link = stack.enter_context(LeaderLink(context, decode.spec.dispatch, decode.spec.identity))
         group = stack.enter_context(StepLeader(context, "", ()))
         loop = RankLoop(
@@ -165,8 +189,9 @@ def _loop(parts: dict[str, float] | None) -> Iterator[tuple[RankLoop, InstantMod
             beats=Beats(None),
             clock=SystemClock(),
         )
-        _start_all(loop, model, source, leader, decode.spec.identity)
-        yield loop, model
+        stage = Stage(loop, model, source, leader, decode.spec.identity)
+        _start_all(stage, running)
+        yield stage
 
 
 def _seen(target: object, name: str, parts: dict[str, float] | None) -> object:
@@ -220,40 +245,26 @@ def _around(
     )
 
 
-def _start_all(
-    loop: RankLoop, model: InstantModel, source: RoleParts, leader: zmq.Socket[bytes], rank: bytes
-) -> None:
-    """Start ``RUNNING`` requests and hand off the KV of each, until all are in one batch."""
+def _start_all(stage: Stage, running: int) -> None:
+    """Start ``running`` requests and hand off the KV of each, until all are in one batch."""
     give_up_at = time.monotonic() + BUDGET_S
-    group = _group(source)
-    for room in range(1, RUNNING + 1):
-        source.side.obey(
-            Expect(room=room, expected_peer=None, prompt_len=PROMPT, remaining_ms=600_000), time.monotonic()
-        )
-        _deliver(leader, rank, _start(room, group), give_up_at)
+    side, group = stage.source.side, group_of(stage.source)
+    for room in range(1, running + 1):
+        expected = Expect(room=room, expected_peer=None, prompt_len=PROMPT, remaining_ms=600_000)
+        side.obey(expected, time.monotonic())
+        stage.start(room, group)
     blocks = (tuple(range(PROMPT // BLOCK)),)
-    while model.batch < RUNNING:
-        assert time.monotonic() < give_up_at, f"{model.batch} of {RUNNING} requests run"
-        loop.turn()
-        for event in source.side.poll(time.monotonic()):
+    while stage.model.batch < running:
+        assert time.monotonic() < give_up_at, f"{stage.model.batch} of {running} requests run"
+        stage.loop.turn()
+        for event in side.poll(time.monotonic()):
             if isinstance(event, Handshaken):
                 sent = Send(room=event.room, blocks=blocks, first_token=7, kv_len=PROMPT)
-                source.side.obey(sent, time.monotonic())
+                side.obey(sent, time.monotonic())
 
 
-def _deliver(leader: zmq.Socket[bytes], rank: bytes, start: Start, give_up_at: float) -> None:
-    """Give a request to the rank, which may not have connected yet."""
-    frames = [rank, msgspec.msgpack.encode(start)]
-    while True:
-        try:
-            leader.send_multipart(frames)
-            return
-        except zmq.ZMQError:
-            assert time.monotonic() < give_up_at, "the rank does not connect"
-            leader.poll(1)
-
-
-def _group(source: RoleParts) -> PrefillGroup:
+def group_of(source: RoleParts) -> PrefillGroup:
+    """How a leader names the prefill rank ``source``."""
     assert source.rank_port is not None, "a prefill rank listens"
     peer = PrefillPeer(
         instance_id="prefill",
@@ -270,13 +281,13 @@ def _group(source: RoleParts) -> PrefillGroup:
     )
 
 
-def _start(room: int, group: PrefillGroup) -> Start:
+def _start(room: int, group: PrefillGroup, remaining_ms: int) -> Start:
     return Start(
         request_id=f"cmpl-{room:032x}",
         room=room,
         prompt=tuple(range(PROMPT)),
         sampling=Sampling(temperature=0.0, top_p=1.0, top_k=0, seed=1),
         limits=Limits(max_tokens=CONTEXT, stop_token_ids=(), ignore_eos=True),
-        remaining_ms=600_000,
+        remaining_ms=remaining_ms,
         prefill=group,
     )

@@ -1,0 +1,1 @@
+"""Faults of peers, as a rank meets them."""
