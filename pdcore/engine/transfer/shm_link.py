@@ -40,9 +40,20 @@ def open_socket() -> socket.socket:
 
 def same_user(connection: socket.socket) -> bool:
     """Whether the process at the other end runs as our user (as the kernel noted it at connect)."""
+    _pid, uid = _credentials(connection)
+    return uid == os.geteuid()
+
+
+def peer_name(connection: socket.socket) -> str:
+    """The process at the other end, for people."""
+    pid, uid = _credentials(connection)
+    return f"process {pid} of user {uid}"
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int]:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _pid, uid, _gid = _CREDENTIALS.unpack(raw)
-    return bool(uid == os.geteuid())
+    pid, uid, _gid = _CREDENTIALS.unpack(raw)
+    return pid, uid
 
 
 @cache

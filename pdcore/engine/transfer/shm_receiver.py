@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Self
 
+from pdcore.engine.transfer.blame import Blame
 from pdcore.engine.transfer.engine import Lost, Rung
 from pdcore.engine.transfer.memory import Region
 from pdcore.engine.transfer.shm_link import (
@@ -18,9 +19,11 @@ from pdcore.engine.transfer.shm_link import (
     boot_id,
     encode_offer,
     open_socket,
+    peer_name,
     same_user,
 )
 from pdcore.errors import PeerGone, TransferTimeout
+from pdcore.telemetry import logger
 
 _RECORDS_PER_DRAIN: Final = 1024
 
@@ -32,7 +35,7 @@ class ShmReceiver:
         self._region = region
         self._links: dict[bytes, socket.socket] = {}
         self._tokens: dict[int, bytes] = {}
-        self.malformed = 0
+        self._blame = Blame(logger(__name__), "malformed bell")
 
     def __enter__(self) -> Self:
         self._epoll = select.epoll()
@@ -44,6 +47,11 @@ class ShmReceiver:
         for token in list(self._links):
             self.disconnect(token)
         self._epoll.close()
+
+    @property
+    def malformed(self) -> int:
+        """Records that are no bells."""
+        return self._blame.malformed
 
     def connect(self, endpoint: Mapping[str, object], token: bytes) -> None:
         """Connect and offer in one go; nothing is kept when it fails."""
@@ -108,7 +116,7 @@ class ShmReceiver:
             if len(record) == BELL.size:
                 news.append(Rung(token, BELL.unpack(record)[0]))
             else:
-                self.malformed += 1
+                self._blame(peer_name(self._links[token]), f"a record of {len(record)} bytes")
                 return news
         return news
 

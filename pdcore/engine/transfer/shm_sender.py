@@ -19,6 +19,7 @@ from typing import Final, Self
 import msgspec
 
 from pdcore.engine.transfer import memory
+from pdcore.engine.transfer.blame import Blame
 from pdcore.engine.transfer.engine import Linked, Lost
 from pdcore.engine.transfer.plan import WriteOps, check_bounds
 from pdcore.engine.transfer.shm_link import (
@@ -30,9 +31,11 @@ from pdcore.engine.transfer.shm_link import (
     boot_id,
     decode_offer,
     open_socket,
+    peer_name,
     same_user,
 )
 from pdcore.errors import ConfigError, PeerGone, RejectedByPeer
+from pdcore.telemetry import logger
 
 _UNOFFERED_MOST: Final = 64
 _ACCEPTS_PER_DRAIN: Final = 64
@@ -61,7 +64,7 @@ class ShmSender:
         self._links: dict[bytes, _Link] = {}
         self._tokens: dict[int, bytes] = {}
         self._path = ""
-        self.malformed = 0
+        self._blame = Blame(logger(__name__), "malformed link")
 
     def __enter__(self) -> Self:
         self._path = _private_path(self._runtime_dir)
@@ -87,6 +90,11 @@ class ShmSender:
         self._epoll.close()
         self._listener.close()
         Path(self._path).unlink(missing_ok=True)
+
+    @property
+    def malformed(self) -> int:
+        """Connections and records that were not what they should be."""
+        return self._blame.malformed
 
     def endpoint(self) -> dict[str, object]:
         """Where decode ranks of this machine connect."""
@@ -165,7 +173,7 @@ class ShmSender:
                 break
             connection.setblocking(False)
             if not same_user(connection):
-                self.malformed += 1
+                self._blame(peer_name(connection), "it belongs to another user")
                 connection.close()
                 continue
             self._unoffered[connection.fileno()] = connection
@@ -186,8 +194,9 @@ class ShmSender:
             return []
         try:
             offer, mapping = self._map(record, fds, flags)
-        except (ValueError, OSError, msgspec.MsgspecError):
-            self.malformed += bool(record)
+        except (ValueError, OSError, msgspec.MsgspecError) as error:
+            if record:
+                self._blame(peer_name(connection), str(error))
             self._drop(fd)
             return []
         finally:
@@ -218,7 +227,7 @@ class ShmSender:
         for descriptor in fds:
             os.close(descriptor)
         if record or fds:
-            self.malformed += 1
+            self._blame(peer_name(link.connection), "a record after its offer")
             return []
         link.lost = True
         self._epoll.unregister(link.connection.fileno())

@@ -78,11 +78,11 @@ class ReceivingEnd:
     def changed(self) -> list[int]:
         """Blocks that hold anything but what they were filled with."""
         rows = self._memory.reshape(-1, BLOCK)
-        return np.flatnonzero((rows != self._canary).any(axis=1)).tolist()
+        return [int(block) for block in np.flatnonzero((rows != self._canary).any(axis=1))]
 
     def values(self, block: int) -> list[int]:
         """The distinct bytes of one block."""
-        return np.unique(self._memory[block * BLOCK : (block + 1) * BLOCK]).tolist()
+        return sorted({int(value) for value in self._memory[block * BLOCK : (block + 1) * BLOCK]})
 
     def watch(self, data_bytes: int, last: int) -> int:
         """Look at the slot's first byte until it is ``last``: how often was data older than the slot?"""

@@ -54,6 +54,7 @@ def test_offers_read_as_they_were_written_and_nonsense_among_them_is_left_out() 
     assert choose.under_boot(offers, "b")
     assert not choose.under_boot(offers, "c")
     assert choose.read_offers({"engines": {"tcp": 7, "shm": {}}}) == {"shm": {}}
-    for nothing in ({}, {"engines": []}, {"engine": "shm"}):
+    nothings: list[dict[str, object]] = [{}, {"engines": []}, {"engine": "shm"}]
+    for nothing in nothings:
         with pytest.raises(PeerGone):
             choose.read_offers(nothing)
