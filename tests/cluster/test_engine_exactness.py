@@ -38,6 +38,8 @@ GONE_S: Final = 1.0
 PROMPTS: Final = 8
 MOST: Final = 16
 CHUNKED: Final = ("--max-prefill-tokens", "64")
+PATIENT: Final = ("--lease-ttl-s", "60")
+"""Nothing here is about deaths, and many ranks on few cores keep each other waiting."""
 TWO_MACHINES: Final = ("--nnodes", "2", "--host", "127.0.0.1")
 
 LAYOUTS: Final[dict[str, tuple[str, ...]]] = {
@@ -83,7 +85,7 @@ class Site:
     def _start(self, key: tuple[str, ...]) -> Engine:
         role, layout, *flags = key
         chunked = () if role == "decode" else CHUNKED
-        leader = self.cluster.engine(role, *LAYOUTS[layout], *chunked, *flags)
+        leader = self.cluster.engine(role, *PATIENT, *LAYOUTS[layout], *chunked, *flags)
         if "--nnodes" in leader.arguments:
             log = leader.log.with_suffix(".other.log")
             other = ChildProcess(
