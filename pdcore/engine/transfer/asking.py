@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pdcore.engine.kv.blocks import BlockLists
 from pdcore.engine.kv.layout import KvLayout
 from pdcore.engine.transfer import wire
 from pdcore.engine.transfer.entries import Entry
 from pdcore.engine.transfer.mapping import GroupRank, GroupSizes, RankMapping, spread_of
-from pdcore.engine.transfer.orders import BlockLists, Open, PrefillGroup, PrefillPeer
+from pdcore.engine.transfer.orders import Open, PrefillGroup, PrefillPeer
 from pdcore.engine.transfer.plan import RegionShape, lists_problem
 
 _DAY_MS = 86_400_000

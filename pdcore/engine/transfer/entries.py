@@ -7,8 +7,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal
 
+from pdcore.engine.kv.blocks import BlockLists
 from pdcore.engine.transfer.failures import Reason
-from pdcore.engine.transfer.orders import BlockLists
 from pdcore.engine.transfer.slot import Slot
 from pdcore.engine.transfer.states import Deadline, TransferState, is_final, runs_in
 from pdcore.errors import ErrorCode

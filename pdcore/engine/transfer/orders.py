@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from pdcore.engine.kv.blocks import BlockLists as BlockLists
+from pdcore.engine.kv.blocks import BlockLists
 from pdcore.errors import ErrorCode
 
 MAX_TOP_LOGPROBS: Final = 20

@@ -21,10 +21,10 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from typing import Final
 
+from pdcore.engine.kv.blocks import BlockLists
 from pdcore.engine.transfer import wire
 from pdcore.engine.transfer.entries import Allow, Delivered, Effect, Ended, Entry, Freed, Revoke, Tell
 from pdcore.engine.transfer.failures import Reason, given_up
-from pdcore.engine.transfer.orders import BlockLists
 from pdcore.engine.transfer.slot import Slot, SlotStatus
 from pdcore.engine.transfer.states import Deadline, TransferEvent, advance, runs_in
 from pdcore.errors import ErrorCode

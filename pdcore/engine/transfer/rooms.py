@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from pdcore.engine.kv.blocks import BlockLists
 from pdcore.engine.transfer.failures import Reason
 from pdcore.engine.transfer.links import Link, Pair, Say
 from pdcore.engine.transfer.mapping import GroupRank
-from pdcore.engine.transfer.orders import BlockLists, Handshaken, SendFailed, Sent, WriteEnded
+from pdcore.engine.transfer.orders import Handshaken, SendFailed, Sent, WriteEnded
 from pdcore.engine.transfer.states import Deadline, TransferState, is_final, runs_in
 from pdcore.engine.transfer.tombs import Tombs
 from pdcore.errors import ErrorCode

@@ -54,7 +54,6 @@ class DecodeRank:
     asked: dict[int, Asked] = field(default_factory=dict)
     allowed: set[int] = field(default_factory=set)
     proofs: list[int] = field(default_factory=list)
-    room_of: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.sources = self.mapping.sources_of(self.rank)
