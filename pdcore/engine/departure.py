@@ -33,11 +33,10 @@ def has_departed(seen: Topology, instance_id: str, incarnation: str) -> bool:
     return gone or has_lost_a_rank(seen, instance_id, incarnation)
 
 
-async def wait_until(view: View, holds: Callable[[Topology], bool]) -> None:
-    """Return once ``holds``, however long that takes."""
+async def wait_until(view: View, holds: Callable[[Topology], bool]) -> Topology:
+    """The first topology for which it ``holds``, however long that takes."""
     while True:
         try:
-            await view.wait_until(holds, FOREVER_S)
+            return await view.wait_until(holds, FOREVER_S)
         except TimeoutError:
             continue
-        return

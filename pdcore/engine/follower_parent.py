@@ -190,8 +190,10 @@ class FollowerParent:
         """The keyspace hears of the leader's death first."""
         name = self._config.instance_id
         assert name is not None
-        await wait_until(follower, lambda seen: has_departed(seen, name, incarnation))
-        self._end(RANK_DIED, "the instance leaves the keyspace", "died")
+        topology = await wait_until(follower, lambda seen: has_departed(seen, name, incarnation))
+        reason = topology.departures[name].reason
+        status = OK if reason in ("left", "drained") else RANK_DIED
+        self._end(status, f"the instance leaves the keyspace: {reason}", reason)
 
     async def _watch_claim(self, registration: Registration) -> None:
         lost = await registration.wait_superseded()
