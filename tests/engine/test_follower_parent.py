@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.cluster]
 SILENT = {"prompt": [ord("!")], "max_tokens": 50}
 TWO = ("--instance-id", "big", "--tp", "2", "--nnodes", "2", "--host", "127.0.0.1")
 OTHER = ("--node-rank", "1")
+START_S = 180.0
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def two_machines(leaders: Leaders) -> tuple[Engine, Engine]:
     """A leader that serves, and its follower, which was there first."""
     follower, leader = leaders.start("unified", *TWO, *OTHER), leaders.start("unified", *TWO)
     leader.instance_id = "big"
-    return leader.wait_ready(), follower
+    return leader.wait_ready(START_S), follower
 
 
 def descendants(*engines: Engine) -> list[psutil.Process]:
@@ -77,7 +78,7 @@ def test_it_registers_its_ranks_answers_no_http_and_ends_with_its_leader(leaders
     assert follower.get("/health") is None
     processes = descendants(leader, follower)
     leader.signal(signal.SIGTERM)
-    assert (leader.wait(20), follower.wait(20)) == (0, 0)
+    assert (leader.wait(60), follower.wait(60)) == (0, 0)
     assert leaders.cluster.instance_keys("big") == []
     assert departure(leaders) == "left"
     eventually_now(lambda: all_gone(processes), 10, "no orphans")
@@ -87,7 +88,7 @@ def test_a_leader_that_is_killed_takes_its_other_machines_with_it(leaders: Leade
     leader, follower = two_machines(leaders)
     processes = descendants(leader, follower)
     leader.kill()
-    assert follower.wait(20) == 70
+    assert follower.wait(60) == 70
     eventually_now(lambda: all_gone(processes), 10, "no orphans")
     eventually_now(lambda: leaders.cluster.instance_keys("big") == [], 10, "withdrawn")
     assert departure(leaders) == "died"
@@ -108,9 +109,9 @@ def test_a_death_on_another_machine_ends_the_instance(
         follower.kill()
     answer = held.result(20)
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, "decode_failed")
-    assert leader.wait(20) == 70
+    assert leader.wait(60) == 70
     if victim == "rank":
-        assert follower.wait(20) == 70
+        assert follower.wait(60) == 70
     assert leaders.cluster.instance_keys("big") == []
     assert departure(leaders) == "died"
     eventually_now(lambda: all_gone(processes), 10, "no orphans")
@@ -119,7 +120,7 @@ def test_a_death_on_another_machine_ends_the_instance(
 def test_a_machine_started_with_other_sizes_is_refused_with_the_difference(leaders: Leaders) -> None:
     leaders.start("unified", *TWO)
     other = leaders.start("unified", *TWO, *OTHER, "--block-size", "32")
-    assert other.wait(60) == 2
+    assert other.wait(START_S) == 2
     assert "started with block_size=32; the leader has block_size=16" in other.output()
 
 
@@ -128,8 +129,8 @@ def test_without_the_store_a_follower_asks_the_leader_it_was_told_of(leaders: Le
     nowhere = f"etcd://127.0.0.1:{free_port()}"
     told = ("--store", nowhere, "--store-timeout-s", "0.5", "--leader", f"127.0.0.1:{leader.port}")
     follower = leaders.start("unified", *TWO, *OTHER, *told)
-    eventually_now(lambda: "rank started" in follower.output(), 30, "its ranks")
-    eventually_now(lambda: "machine joined" in leader.output(), 30, "joined")
+    eventually_now(lambda: "rank started" in follower.output(), START_S, "its ranks")
+    eventually_now(lambda: "machine joined" in leader.output(), START_S, "joined")
     assert not leader.is_ready()
     follower.signal(signal.SIGTERM)
     assert follower.wait(30) == 0
