@@ -88,8 +88,7 @@ def test_a_seed_gives_the_same_sample_through_a_pair_and_alone(fleet: Fleet, uni
     assert len(texts) == 5
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_twenty_prompts_on_a_tiny_qwen3(tmp_path: Path) -> None:
     model = write_tiny_qwen3(tmp_path / "model")
     with Cluster(tmp_path, model) as cluster:
@@ -99,8 +98,7 @@ def test_twenty_prompts_on_a_tiny_qwen3(tmp_path: Path) -> None:
         check_exactness(model, router, unified.wait_ready(), decode)
 
 
-@pytest.mark.integration
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.model
 def test_three_prompts_on_the_demo_model(tmp_path: Path) -> None:
     model = config.demo_model_directory()
