@@ -128,7 +128,11 @@ def test_a_rank_that_never_comes_is_not_waited_for_for_ever(tmp_path: Path) -> N
 def leave_words(place: Place) -> str:
     rendezvous = place.meet()
     rendezvous.publish(f"from/{place.position}", f"tcp://{place.position.tp}")
-    return rendezvous.lookup(f"from/0.0.{1 - place.position.tp}", 30.0)
+    found = rendezvous.lookup(f"from/0.0.{1 - place.position.tp}", 30.0)
+    rendezvous.publish(f"heard/{place.position}", "")
+    if place.position == FIRST:  # across machines the store ends with it
+        rendezvous.lookup(f"heard/{SECOND}", 30.0)
+    return found
 
 
 @pytest.mark.parametrize("across", [False, True], ids=["one-machine", "several-machines"])
