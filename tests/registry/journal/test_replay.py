@@ -13,7 +13,7 @@ from pdcore.registry.journal.entries import Changes, Entry, Gap, Piece, decode, 
 from pdcore.registry.journal.replay import Replayer, Step
 from pdcore.topology.events import diff
 from pdcore.topology.topology import KeyChange, Stored, Topology, build, fold
-from tests.topology.histories import History, histories
+from tests.topology.histories import History, Write, histories
 
 pytestmark = pytest.mark.unit
 
@@ -105,7 +105,8 @@ def test_a_change_without_its_predecessor_says_what_is_missing() -> None:
 
 
 def test_a_missing_change_is_told_also_where_the_snapshot_behind_it_says_the_same() -> None:
-    writes = [{"routers/r0": b"1"}, {"routers/r1": b"1"}, {"routers/r2": b"1"}, {"routers/r3": None}]
+    writes: list[Write] = [{f"routers/r{n}": b"1"} for n in range(3)]
+    writes.append({"routers/r3": None})
     entries = journal_of(History(writes))
     assert isinstance(entries[-1], Piece)
     assert isinstance(entries[-2], Changes)
