@@ -1,5 +1,5 @@
-"""What holds for every test: the order of a run (what is fast comes first, so that it fails first), what runs beside
-what, and whose assertions explain themselves."""
+"""What holds for every test: the order of a run (what is fast comes first, so that it fails first), and whose
+assertions explain themselves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ for contract in ("store_contract", "load_contract", "fault_contract"):
     pytest.register_assert_rewrite(f"tests.registry.{contract}")
 
 ORDER: Final = ("unit", "contract", "integration", "model", "container", "cluster", "device")
-SHARED: Final = frozenset({"whole_fleet", "contained"})
 
 
 @pytest.fixture(autouse=True)
@@ -25,12 +24,8 @@ def _log_of_its_own() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by the slowest marker of each test; within one, tests stay as they are written. Those that share what is
-    slow to start stay in one process of a parallel run."""
+    """Sort by the slowest marker of each test; within one, tests stay as they are written."""
     items.sort(key=_slowest)
-    for item in items:
-        for shared in SHARED & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(shared))
 
 
 def _slowest(item: pytest.Item) -> int:

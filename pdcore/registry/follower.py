@@ -232,9 +232,8 @@ class Follower:
             running_beside(self._reconcile_for_ever(first_pause_s)),
         ):
             connected = await anext(messages)  # what was missed still follows
-            if (
-                resumed
-            ):  # only now: before, the store could still be replaced between the answer and the watch
+            if resumed:
+                # only now: before, the store could still be replaced between the answer and the watch
                 await self._compare_store_id()
             self._hear(connected)
             async for message in messages:
