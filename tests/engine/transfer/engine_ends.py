@@ -59,8 +59,14 @@ class EndProcess:
         return result
 
     def ended(self) -> dict[str, object]:
-        """How the writes of ``start`` ended."""
+        """How the last write of ``start`` ended: the one under way, unless one had failed before."""
         result = self.ask("ended")
+        assert isinstance(result, dict)
+        return result
+
+    def failed(self) -> dict[str, object]:
+        """How the write of ``start`` ended that failed, which the next one is to."""
+        result = self.ask("failed")
         assert isinstance(result, dict)
         return result
 

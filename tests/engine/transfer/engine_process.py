@@ -135,7 +135,7 @@ class SendingEnd:
         return self._sender.ring(bytes.fromhex(token), seq)
 
     def start(self, token: str, rows: list[tuple[int, int, int]], seq: int) -> None:
-        """``write`` again and again in a thread, until one fails or ``ended`` is asked."""
+        """``write`` again and again in a thread, until one fails or ``ended`` is called."""
         self._result, self._go_on = None, True
 
         def work() -> None:
@@ -148,8 +148,12 @@ class SendingEnd:
         self._thread.start()
 
     def ended(self) -> dict[str, object]:
-        """The result of the last write of ``start``."""
+        """Let the write under way be the last one of ``start``; its result."""
         self._go_on = False
+        return self.failed()
+
+    def failed(self) -> dict[str, object]:
+        """Wait until a write of ``start`` fails; its result."""
         assert self._thread is not None
         self._thread.join(60)
         assert self._result is not None
