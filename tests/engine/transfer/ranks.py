@@ -223,10 +223,18 @@ def tokens_of(room: int) -> int:
     return 5 + room % 4
 
 
-def run(check: Callable[[], object], *ranks: Prefill | Decode, within_s: float = 10.0) -> None:
-    """Turn the ranks' loops until ``check`` holds."""
+def run(
+    check: Callable[[], object],
+    *ranks: Prefill | Decode,
+    within_s: float = 10.0,
+    ageing: ShiftedClock | None = None,
+) -> None:
+    """Turn the ranks' loops until ``check`` holds. With ``ageing`` each turn is a second later than the last: what
+    silence brings comes then, also when answers under way are heard first and the silence begins after them."""
 
     def turned() -> object:
+        if ageing is not None:
+            ageing.shift_s += 1
         for rank in ranks:
             rank.turn()
         return check()
