@@ -7,7 +7,6 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 
 from pdcore.beside import running_beside
 from pdcore.errors import LeaseGone
@@ -131,7 +130,7 @@ class Fleet:
 
 def _moved(record: Record, number: int, at: int) -> Record:
     return (
-        replace(record, rank_ip=_host(number), rank_port=40000 + at)
+        record._replace(rank_ip=_host(number), rank_port=40000 + at)
         if isinstance(record, RankRecord)
         else record
     )

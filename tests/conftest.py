@@ -1,8 +1,9 @@
-"""What holds for every test: the order of a run (what is fast comes first, so that it fails first), and whose
-assertions explain themselves."""
+"""What holds for every test: the order of a run (what is fast comes first, so that it fails first), whose assertions
+explain themselves, and that a child process hears of Ctrl-C."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Final
 
@@ -21,6 +22,12 @@ def _log_of_its_own() -> Iterator[None]:
     """No test logs where an earlier one was told to."""
     yield
     forget_configuration()
+
+
+def pytest_configure() -> None:
+    """A run that a shell put into the background ignores SIGINT, and whatever it starts would too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

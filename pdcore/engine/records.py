@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from pdcore.engine.messages import Ready
@@ -96,7 +96,7 @@ def disagreements(identity: Identity, ready: Mapping[RankPosition, Ready]) -> tu
 def standing(record: InstanceRecord, state: State, *, drained: bool) -> InstanceRecord:
     """``record`` in ``state``; ``drained`` marks one that was ordered to drain and has finished what it held."""
     others = {name: value for name, value in record.extra.items() if name != DRAINED}
-    return replace(record, state=state, extra={**others, DRAINED: True} if drained else others)
+    return record._replace(state=state, extra={**others, DRAINED: True} if drained else others)
 
 
 def by_node(

@@ -10,7 +10,6 @@ import asyncio
 import os
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
@@ -266,4 +265,4 @@ def _checked(key: str, record: InstanceRecord | RankRecord) -> str:
 def _with_start(record: InstanceRecord) -> InstanceRecord:
     """When the leader's process started, so that a later start can tell it from another one with its pid."""
     started = machine.process_started(record.pid) if record.boot_id == machine.boot_id() else None
-    return record if started is None else replace(record, extra={**record.extra, PID_STARTED: started})
+    return record if started is None else record._replace(extra={**record.extra, PID_STARTED: started})

@@ -119,6 +119,7 @@ def watching_the_fleet(serving: Serving, lifecycle: Lifecycle) -> Iterator[None]
 
     settled = False
     known = ShardedMap[Instance]()
+    log = _log.bind()  # once: found anew for each event it costs more than the event's place in a list
 
     def look() -> None:
         nonlocal settled, known
@@ -139,9 +140,9 @@ def watching_the_fleet(serving: Serving, lifecycle: Lifecycle) -> Iterator[None]
     def on_events(events: tuple[Event, ...], topology: Topology) -> None:
         for event in events:
             level = logging.DEBUG if _is_detail(event) else logging.INFO
-            if _log.is_enabled_for(level):
+            if log.is_enabled_for(level):
                 facts = event.log_fields()
-                _log.log(level, str(facts.pop("event")).replace("_", " "), **facts)
+                log.log(level, str(facts.pop("event")).replace("_", " "), **facts)
 
     with ExitStack() as stack:
         stack.callback(serving.follower.subscribe(on_events))

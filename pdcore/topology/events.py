@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from operator import attrgetter
 from typing import ClassVar, Final, Literal, TypedDict, get_args
 
 from pdcore.topology import keys
@@ -44,10 +43,10 @@ class _Happened:
                 shown[name] = value
             elif isinstance(value, RankPosition):
                 shown["rank"] = str(value)
-            elif isinstance(value, tuple):
-                shown[name] = ", ".join(map(str, value))
             elif isinstance(value, OrderRecord):
                 shown |= {"order": value.kind, "incarnation": value.incarnation, "sticky": value.sticky}
+            elif name == "fields":
+                shown[name] = ", ".join(value)
         return shown
 
 
@@ -197,8 +196,6 @@ Event = (
 )
 
 _FIELDS: Final = {kind.kind: tuple(field.name for field in fields(kind)) for kind in get_args(Event)}
-_RECORD_FIELDS: Final = tuple(field.name for field in fields(InstanceRecord))
-_record_values: Final = attrgetter(*_RECORD_FIELDS)
 
 
 class _Mark(TypedDict):
@@ -282,8 +279,7 @@ def _said(was: Instance | None, now: Instance, about: _About) -> Iterator[Event]
         return
     changed: list[str] = []
     if was.record is not now.record:
-        pairs = zip(_RECORD_FIELDS, _record_values(was.record), _record_values(now.record), strict=True)
-        for name, before, after in pairs:
+        for name, before, after in zip(InstanceRecord._fields, was.record, now.record, strict=True):
             if before is not after and before != after:
                 changed += _unknown_changed(was, now) if name == "extra" else (name,)
     if was.draining and not now.draining:

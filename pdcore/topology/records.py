@@ -1,7 +1,8 @@
 """Values of the followed keys. Names and fields are the public contract, versioned by ``"v": 1``.
 
 Records are read and written by :mod:`pdcore.topology.codec` only. ``extra`` keeps fields of newer versions, so that
-a record survives being read and written back by an older process.
+a record survives being read and written back by an older process. Most are tuples, which are made and compared faster
+than anything else, and a router does both with every event.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 VERSION: Final = 1
 DP_RANK_CHOICE: Final = "dp_rank_choice"
@@ -54,8 +55,7 @@ class Compat:
     extra: Mapping[str, Json] = field(default_factory=_nothing)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstanceRecord:
+class InstanceRecord(NamedTuple):
     """``instances/{instance_id}``. ``url`` is where its leader answers; bootstrap fields only for prefill."""
 
     incarnation: str
@@ -78,7 +78,7 @@ class InstanceRecord:
     boot_id: str
     pid: int
     state: State
-    extra: Mapping[str, Json] = field(default_factory=_nothing)
+    extra: Mapping[str, Json] = NOTHING
 
     @property
     def world_size(self) -> int:
@@ -91,8 +91,7 @@ class InstanceRecord:
         return self.extra.get(DP_RANK_CHOICE) == "engine"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRecord:
+class RankRecord(NamedTuple):
     """``ranks/{instance_id}/{dp}.{cp}.{tp}``. ``transfer`` belongs to the transfer engine and is opaque here.
 
     ``rank_port`` is where peers send handshakes; null for a rank that nobody connects to (decode, unified).
@@ -104,60 +103,54 @@ class RankRecord:
     transfer: Mapping[str, Json]
     device: str
     machine: str
-    extra: Mapping[str, Json] = field(default_factory=_nothing)
+    extra: Mapping[str, Json] = NOTHING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DepartureRecord:
+class DepartureRecord(NamedTuple):
     """``departures/{instance_id}``: why an incarnation's keys went, written in the transaction that deletes them."""
 
     incarnation: str
     reason: DepartureReason
     by: str
-    extra: Mapping[str, Json] = field(default_factory=_nothing)
+    extra: Mapping[str, Json] = NOTHING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterRecord:
+class RouterRecord(NamedTuple):
     """``routers/{router_id}``."""
 
     url: str
     admin_url: str
     version: str
-    extra: Mapping[str, Json] = field(default_factory=_nothing)
+    extra: Mapping[str, Json] = NOTHING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DesiredRecord:
+class DesiredRecord(NamedTuple):
     """``groups/{group}/desired``: which generation takes traffic, and which one tries to."""
 
     active: int
     candidate: int | None
     deadline: str | None
     replicas: Mapping[str, int]
-    extra: Mapping[str, Json] = field(default_factory=_nothing)
+    extra: Mapping[str, Json] = NOTHING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OrderRecord:
+class OrderRecord(NamedTuple):
     """``orders/{instance_id}``. Binds one incarnation unless ``sticky``; ``end`` always names one."""
 
     kind: OrderKind
     incarnation: str | None
     sticky: bool
     by: str
-    extra: Mapping[str, Json] = field(default_factory=_nothing)
+    extra: Mapping[str, Json] = NOTHING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreIdRecord:
+class StoreIdRecord(NamedTuple):
     """``store_id``: a random id created once per store; another one means another store."""
 
     store_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentRecord:
+class DocumentRecord(NamedTuple):
     """``groups/{group}/spec`` and ``…/generations/{g}``: kept whole, read by :mod:`pdcore.group`."""
 
     document: Mapping[str, Json]

@@ -103,8 +103,8 @@ class ShardedMap(Mapping[str, V], Generic[V]):
                 row[index][key] = value
         if not names:
             return self
-        made: ShardedMap[V] = ShardedMap()
-        made._row, made._count = tuple(row), count
+        made: ShardedMap[V] = ShardedMap.__new__(ShardedMap)
+        made._row, made._count, made._mark = tuple(row), count, object()
         made._origin, made._names = self._mark, sorted(names)
         return made
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -204,7 +204,7 @@ def _spec(access: StoreAccess, ttl_s: int) -> RegistrarSpec:
 
 
 def _record(url: str) -> InstanceRecord:
-    return replace(instance_record(INCARNATION, url=url), role="unified", protocol="unified")
+    return instance_record(INCARNATION, url=url)._replace(role="unified", protocol="unified")
 
 
 def _router(access: StoreAccess, directory: Path) -> Router:

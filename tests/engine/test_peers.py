@@ -233,7 +233,7 @@ async def test_who_does_not_choose_is_not_looked_up() -> None:
 
 async def test_instances_that_do_not_fit_together_are_not_paired() -> None:
     own = own_record()
-    other = replace(own, compat=replace(own.compat, model_fingerprint="another"))
+    other = own._replace(compat=replace(own.compat, model_fingerprint="another"))
     with pytest.raises(ApiError, match="model_fingerprint") as caught:
         await find(ScriptedView(topology()), "one", other)
     assert caught.value.status == 503

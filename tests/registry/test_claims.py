@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from pdcore.registry.claims import (
@@ -158,7 +156,7 @@ def test_taking_never_exceeds_one_transaction() -> None:
     assert len(transaction.writes) == MAX_OPERATIONS
 
 
-STARTED = replace(RECORD, extra={PID_STARTED: 100})
+STARTED = RECORD._replace(extra={PID_STARTED: 100})
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -18,7 +17,7 @@ from pdcore.registry.store import Committed, Condition, Put, Stored, Write
 from pdcore.topology import codec
 from pdcore.topology.keys import Keyspace
 from pdcore.topology.orders import DRAINED, meaning
-from pdcore.topology.records import InstanceRecord, OrderKind, OrderRecord
+from pdcore.topology.records import NOTHING, InstanceRecord, OrderKind, OrderRecord
 from tests.support.fleet import complete, instance_record, order_record, topology_of
 
 pytestmark = pytest.mark.unit
@@ -115,6 +114,7 @@ orders = st.builds(
     incarnation=st.sampled_from(["inc-1", "older", None]),
     sticky=st.booleans(),
     by=st.just("test"),
+    extra=st.just(NOTHING),
 )
 
 
@@ -147,13 +147,13 @@ def test_whatever_stands_what_was_asked_holds_afterwards_or_is_refused(
     ("kind", "record", "done"),
     [
         ("drain", RECORD, False),
-        ("drain", replace(RECORD, state="draining"), False),
-        ("drain", replace(RECORD, state="draining", extra={DRAINED: True}), True),
-        ("drain", replace(RECORD, incarnation="inc-2"), True),
-        ("undrain", replace(RECORD, state="draining"), False),
+        ("drain", RECORD._replace(state="draining"), False),
+        ("drain", RECORD._replace(state="draining", extra={DRAINED: True}), True),
+        ("drain", RECORD._replace(incarnation="inc-2"), True),
+        ("undrain", RECORD._replace(state="draining"), False),
         ("undrain", RECORD, True),
         ("end", RECORD, False),
-        ("end", replace(RECORD, incarnation="inc-2"), True),
+        ("end", RECORD._replace(incarnation="inc-2"), True),
     ],
 )
 def test_what_has_happened_is_seen_in_the_view(kind: OrderKind, record: InstanceRecord, done: bool) -> None:
@@ -177,7 +177,7 @@ class RivalledStore(MemoryStore):
 
 
 def restarted(incarnation: str) -> Put:
-    return Put(INSTANCE, codec.encode(replace(RECORD, incarnation=incarnation)))
+    return Put(INSTANCE, codec.encode(RECORD._replace(incarnation=incarnation)))
 
 
 @pytest.mark.parametrize("order", ["drain", "end"])

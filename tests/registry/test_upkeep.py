@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
@@ -386,7 +386,7 @@ async def test_a_living_incumbent_is_refused_unless_told_otherwise(take_over: bo
     on = bench()
     alive = instance_record("old")
     alive_elsewhere = Fence(keyspace=Keyspace(cluster="test"), instance_id="d0", incarnation="old")
-    record = replace(alive, pid=os.getppid())
+    record = alive._replace(pid=os.getppid())
     await on.memory.commit(
         (), (Put(CLAIM, b"old"), Put(alive_elsewhere.absolute(INSTANCE), codec.encode(record)))
     )

@@ -43,7 +43,7 @@ def record(role: Role, url: str, **changes: Any) -> InstanceRecord:
     made = instance_record(
         role, incarnation="i1", models=(MODEL,), url=url, protocol="bootstrap", compat=COMPAT
     )
-    return replace(made, **changes)
+    return made._replace(**changes)
 
 
 def entries(instance_id: str, made: InstanceRecord) -> dict[str, Record]:

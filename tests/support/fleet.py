@@ -64,7 +64,7 @@ def instance_record(role: Role = "prefill", **changes: Any) -> InstanceRecord:
         pid=4242,
         state="serving",
     )
-    return replace(record, **changes)
+    return record._replace(**changes)
 
 
 def rank_record(**changes: Any) -> RankRecord:
@@ -77,7 +77,7 @@ def rank_record(**changes: Any) -> RankRecord:
         device="cpu",
         machine="host-a",
     )
-    return replace(record, **changes)
+    return record._replace(**changes)
 
 
 def order_record(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from typing import Final
 
 from pdcore.config import StoreAccess
@@ -61,7 +60,7 @@ def rank_record(incarnation: str, port: int = 7001) -> RankRecord:
 
 def draining(record: InstanceRecord) -> InstanceRecord:
     """The same instance a moment later."""
-    return replace(record, state="draining")
+    return record._replace(state="draining")
 
 
 def rank_process(beat_pipe: int | None) -> subprocess.Popen[bytes]:

@@ -165,7 +165,7 @@ class _Fleet:
                 before = self.instances[event.instance_id]
                 assert before.incarnation == event.incarnation
                 said = set(event.fields) - {"draining"}
-                assert said == {f for f in before.__slots__ if getattr(before, f) != getattr(event.record, f)}
+                assert said == {f for f in before._fields if getattr(before, f) != getattr(event.record, f)}
                 self.instances[event.instance_id] = event.record
                 if "draining" in event.fields:
                     self.draining.remove(event.instance_id)

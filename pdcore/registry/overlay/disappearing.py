@@ -55,6 +55,8 @@ def observe(
     Only instances of ``roles`` become suspects. Observing the same change again changes nothing.
     """
     touched = set(new.instances.changed(old.instances))
+    if not overlay.suspects and not any(_lost(old, new, name) for name in touched):
+        return overlay, ()  # nearly every event, and each costs every router
     touched.update(name for name in new.departures.changed(old.departures) if name in overlay.suspects)
     spread_s = min(LONGEST_SPREAD_S, AGAIN_WITHIN_S + SPREAD_S * len(touched))
     around = _Around(old, new, now, spread_s, random, roles)
@@ -71,6 +73,14 @@ def observe(
     if old.store_id != new.store_id:  # another store's revisions start anew: any departure in it is newer
         after = after.replaced({name: replace(one, newest=0) for name, one in after.suspects.items()})
     return after, tuple(notes)
+
+
+def _lost(old: Topology, new: Topology, name: str) -> bool:
+    """Whether the keyspace lacks anything of the incarnation that it showed before."""
+    was, now = old.instances.get(name), new.instances.get(name)
+    if was is None or (now is not None and now.incarnation != was.incarnation):
+        return False
+    return _missing(was, now) is not None
 
 
 def remembered(topology: Topology, now: float, random: Random) -> Overlay:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -86,11 +85,11 @@ async def test_the_route_is_the_keyspaces(served: Served) -> None:
 async def test_no_route_before_every_rank_stands_once(served: Served) -> None:
     entries = complete("p0", RECORD)
     del entries["ranks/p0/1.0.1"]
-    other = complete("p0", replace(RECORD, incarnation="inc-2"))
+    other = complete("p0", RECORD._replace(incarnation="inc-2"))
     for topology in (
         Topology.empty(),
         topology_of(entries),
-        topology_of(complete("p0", replace(RECORD, state="starting"))),
+        topology_of(complete("p0", RECORD._replace(state="starting"))),
         topology_of(other),
     ):
         served.topology = topology
@@ -107,7 +106,7 @@ async def test_a_route_outlives_its_keys_but_not_its_ranks(served: Served) -> No
 
 
 async def test_an_instance_that_drains_is_still_routed_to(served: Served) -> None:
-    served.topology = topology_of(complete("p0", replace(RECORD, state="draining")))
+    served.topology = topology_of(complete("p0", RECORD._replace(state="draining")))
     assert (await served.call("GET", "/route"))[0] == 200
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
 
@@ -73,7 +72,7 @@ def test_its_records_are_valid_and_pair_with_no_native_engine() -> None:
     record = instance_record(IDENTITY, SHARED, "serving")
     assert codec.decode("instances/p0", codec.encode(record)) == record
     assert (record.block_size, record.extra["max_prefill_tokens"]) == (32, 8192)
-    decode = replace(record, role="decode", bootstrap_host=None, bootstrap_port=None)
+    decode = record._replace(role="decode", bootstrap_host=None, bootstrap_port=None)
     assert check_pair(record, decode) == ()
     assert any("protocol" in reason for reason in check_pair(record, fleet.instance_record("decode")))
     for ip in ("10.0.0.1", "::1", "fe80::1%lo"):
