@@ -88,6 +88,7 @@ class Fleet:
             url=f"http://{host}:8000",
             bootstrap_host=host if _role(number) == "prefill" else None,
             protocol="bootstrap",
+            compat=fleet.compat(kv_heads=RANKS // 2),
             dp_size=2,
             tp_size=RANKS // 2,
             machine=host,

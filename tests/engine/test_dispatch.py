@@ -68,7 +68,7 @@ async def test_a_rank_that_refuses_to_start_is_a_configuration_error(
 async def test_outputs_reach_their_request_in_order_and_merged(dispatch: Dispatch, rank: FakeRank) -> None:
     with dispatch.open(start("a"), RANK) as a, dispatch.open(start("b"), RANK) as b:
         assert await rank.wait_for(Start, 2) == start("b")
-        await rank.say(step("a", [1], None), step("b", [7], "stop"), step("a", [2, 3], None))
+        await rank.say(step("a", [1], None), step("a", [2, 3], None), step("b", [7], "stop"))
         assert await b.next() == Delivery(token_ids=(7,), finish_reason="stop")
         assert (await a.next()).token_ids == (1, 2, 3)
         await rank.say(step("a", [4], "length"))
