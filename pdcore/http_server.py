@@ -103,6 +103,14 @@ async def answering(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None
             with suppress(TimeoutError):  # what did not end by then is cut when the block is left
                 async with asyncio.timeout(2 * CLOSING_S):
                     await ended.wait()
+            _cut(server)
+
+
+def _cut(server: uvicorn.Server) -> None:
+    """End connections whose client does not read its answer: the server waits for it, and leaves them open then."""
+    for connection in server.server_state.connections:
+        if connection.transport is not None:
+            connection.transport.abort()
 
 
 class _Server(uvicorn.Server):
