@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 
 from pdcore.group.demo import QUESTION, NoAnswer, ask, curl
+from tests.support.tcp_server import TcpServer
 
 pytestmark = [pytest.mark.integration]
 
@@ -25,13 +26,9 @@ async def serving(response: bytes) -> AsyncIterator[str]:
         await reader.readexactly(int(length.partition(b":")[2]))
         writer.write(response)
         await writer.drain()
-        writer.close()
-        await writer.wait_closed()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}"
+    async with TcpServer(answer) as server:
+        yield f"http://{server.endpoint}"
 
 
 def stream(*events: str) -> bytes:

@@ -35,6 +35,7 @@ from tests.support.eventually import eventually, eventually_now
 from tests.support.faulty_store import ManualClock
 from tests.support.processes import free_port
 from tests.support.registrations import rank_process, spec
+from tests.support.tcp_server import TcpServer
 
 pytestmark = pytest.mark.unit
 
@@ -203,14 +204,11 @@ async def test_the_probe_asks_health_and_is_answered_or_gives_up(length: str | N
         if length is not None:
             with contextlib.suppress(ConnectionError):
                 await reader.read()
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
         done.set()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        found = await answering_incarnation(f"http://127.0.0.1:{port}", 0.2)
+    async with TcpServer(answer) as server:
+        patience_s = 0.2 if length == "too long" else 10
+        found = await answering_incarnation(f"http://{server.endpoint}", patience_s)
         await done.wait()
     assert found == (None if length == "too long" else "x")
     assert asked[0].startswith(b"GET /health HTTP/1.0\r\n")

@@ -12,7 +12,10 @@ import socket
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, Final, Self
+
+from tests.support.tcp_server import TcpServer
 
 MARK: Final = {"x-pdcore-kv": "received"}
 SSE: Final = {"content-type": "text/event-stream"}
@@ -133,36 +136,31 @@ class FakeEngine:
 
     def __post_init__(self) -> None:
         self.release = asyncio.Event()
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 24)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._server = TcpServer(self._serve, port=self.port, limit_bytes=1 << 24)
+        await self._server.__aenter__()
+        self.port = self._server.port
         return self
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.refuse()
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._server.__aexit__(kind, error, trace)
 
     async def refuse(self) -> None:
         """Stop listening and end every connection: whoever comes now is refused."""
-        self.release.set()
-        if self._server is not None:
-            server, self._server = self._server, None
-            server.close()
-        for writer in self._writers:
-            writer.close()
+        await self._server.close()
 
     def script(self) -> Script:
         return self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        self._writers.add(writer)
         try:
             while (seen := await _read_request(reader)) is not None:
                 is_probe = seen.path == "/health"
@@ -176,11 +174,8 @@ class FakeEngine:
                         return
                 finally:
                     self.open_now -= 1
-        except ConnectionError:
+        except (ConnectionError, asyncio.IncompleteReadError):
             self.left += 1
-        finally:
-            self._writers.discard(writer)
-            writer.close()
 
     async def _perform(
         self, script: Script, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

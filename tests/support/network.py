@@ -6,6 +6,8 @@ import asyncio
 from types import TracebackType
 from typing import Final, Self
 
+from tests.support.tcp_server import TcpServer
+
 CHUNK_BYTES: Final = 16 << 10
 
 
@@ -20,16 +22,12 @@ class Relay:
         self.delay_s = 0.0
         self.connections_total = 0
         self._target = (host, port)
-        self._listen = listen
-        self._server: asyncio.Server | None = None
+        self._server = TcpServer(self._join, host=listen)
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._refusing = False
         self._budget: int | None = None
         self._writers: set[asyncio.StreamWriter] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._serving = 0
 
     @classmethod
     def to(cls, endpoint: str, *, listen: str = "127.0.0.1") -> Self:
@@ -38,26 +36,18 @@ class Relay:
         return cls(host, int(port), listen=listen)
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, self._listen, 0)
+        await self._server.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._server is not None
-        self._server.close()
-        self._refusing = True
-        self.resume()
-        self.cut()
-        await self._idle.wait()
-        await self._server.wait_closed()
+        await self._server.__aexit__(kind, error, trace)
 
     @property
     def endpoint(self) -> str:
         """``host:port`` to connect to."""
-        assert self._server is not None, "not listening"
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return f"{host}:{port}"
+        return self._server.endpoint
 
     def pause(self) -> None:
         """Pass nothing on, in both directions, on connections old and new."""
@@ -90,18 +80,8 @@ class Relay:
         """Serve new connections again."""
         self._refusing = False
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections_total += 1
-        self._serving += 1
-        self._idle.clear()
-        try:
-            await self._join(reader, writer)
-        finally:
-            self._serving -= 1
-            if not self._serving:
-                self._idle.set()
-
     async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections_total += 1
         if self._refusing:
             writer.transport.abort()
             return
@@ -142,7 +122,7 @@ class Relay:
                 await writer.drain()
                 if to_client:
                     self._spend(len(data))
-        except ConnectionError:
+        except OSError:
             pass  # one side is gone: the other follows below
         finally:
             for end in pair:
