@@ -14,7 +14,7 @@ from typing import Final
 from pdcore.errors import StoreRefused
 
 MOST_ROOMS: Final = 1 << 17
-LINGER_S: Final = 10.0
+LINGER_S: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
