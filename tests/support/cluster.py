@@ -22,7 +22,7 @@ from tests.support.namespaces import Machine
 from tests.support.processes import ChildProcess, free_port
 
 ServedT = TypeVar("ServedT", bound="Served")
-START_S: Final = 60.0
+START_S: Final = 120.0  # three engines and their ranks take 25 s of CPU, on a machine that may be busy
 HERE: Final = "127.0.0.1"
 _client: Final = httpx.Client(trust_env=False, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
 _SAMPLE: Final = re.compile(

@@ -115,7 +115,7 @@ class EtcdServer:
         """Run it and return once it serves; the first start tries other ports when one was taken meanwhile."""
         if self._child is not None:
             self._child.start()
-            self._wait_serving()
+            assert self._wait_serving(), f"etcd has ended:\n{self._child.output()[-2000:]}"
             return
         for _ in range(TRIES):
             self.reserve()
