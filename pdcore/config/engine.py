@@ -16,6 +16,7 @@ from pdcore.config.setting import (
     name,
     one_of,
     path,
+    seconds,
     text,
 )
 
@@ -223,6 +224,13 @@ ENGINE: Final = (
         other_variables=("ASCEND_TRANSFER_THREADS",),
     ),
     Setting(
+        name="peer_silence_s",
+        help="How long a rank may answer nothing before requests that wait for it fail; more than its longest step.",
+        parse=seconds(1, 3600),
+        default="20",
+        metavar="SECONDS",
+    ),
+    Setting(
         name="torch_threads",
         help="Threads of one rank's computation; the machine's cores unless given.",
         parse=integer(1, 1024),
@@ -268,4 +276,5 @@ class EngineConfig(ListenConfig):
     mooncake_protocol: str
     mooncake_device: str | None
     transfer_threads: int
+    peer_silence_s: float
     torch_threads: int | None

@@ -86,6 +86,7 @@ class Machine:
             mooncake_protocol=config.mooncake_protocol,
             mooncake_device=config.mooncake_device,
             transfer_threads=config.transfer_threads,
+            peer_silence_s=config.peer_silence_s,
             torch_threads=config.torch_threads or self._share_of_cores(),
             log_format=config.log_format,
             log_level=config.log_level,

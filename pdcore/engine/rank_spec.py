@@ -21,7 +21,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     address on which the DP leader meets its other ranks; ``tcp://ip:0`` has it pick a port and say so at the rendezvous.
     ``beat_fd`` is the write end of the pipe on which the rank proves to the registrar that its loop turns.
     ``runtime_dir`` is a private directory (0700) for this instance's unix sockets. ``fence_s`` after a peer's end was
-    ordered, its writes must be known to be over.
+    ordered, its writes must be known to be over. Whoever waits for a peer that answers nothing for ``peer_silence_s`` fails.
     """
 
     role: str
@@ -58,6 +58,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     mooncake_protocol: str = "tcp"
     mooncake_device: str | None = None
     transfer_threads: int
+    peer_silence_s: float = 20.0
     torch_threads: int | None
     log_format: LogFormat
     log_level: str

@@ -165,6 +165,7 @@ def _prefill(around: Surroundings) -> RoleParts:
             threads=around.spec.transfer_threads,
             rooms_most=around.limits.max_queue,
             stash_most=around.limits.max_queue,
+            silence_s=around.spec.peer_silence_s,
         )
     )
     endpoint = session.endpoint
@@ -188,6 +189,7 @@ def _decode(around: Surroundings) -> RoleParts:
             engine=around.engine,
             context=around.context,
             clock=SystemClock(),
+            silence_s=around.spec.peer_silence_s,
         )
     )
     return RoleParts(

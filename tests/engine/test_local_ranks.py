@@ -45,14 +45,22 @@ def machine(runtime_dir: Path = Path("/run/x"), **flags: str) -> Machine:
 
 
 def test_a_rank_is_told_all_it_needs() -> None:
-    here = machine(kv_tokens="4096", max_batch="7", dtype="bfloat16", tp="2", dp="2", torch_threads="3")
+    here = machine(
+        kv_tokens="4096",
+        max_batch="7",
+        dtype="bfloat16",
+        tp="2",
+        dp="2",
+        torch_threads="3",
+        peer_silence_s="90",
+    )
     assert here.positions == ((0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1))
     spec = here.spec(RankPosition(1, 0, 1), 5)
     assert (spec.role, spec.instance_id, spec.incarnation) == ("decode", "mine", "i")
     assert (spec.position, spec.sizes.world, spec.device_index, spec.leads) == ((1, 0, 1), 4, 3, False)
     assert (spec.kv_tokens, spec.max_batch, spec.dtype, spec.torch_threads) == (4096, 7, "bfloat16", 3)
     assert (spec.dispatch, spec.rendezvous, spec.rendezvous_fd) == (WORD.dispatch, WORD.rendezvous, None)
-    assert (spec.beat_fd, spec.identity) == (5, b"1.0.1")
+    assert (spec.beat_fd, spec.identity, spec.peer_silence_s) == (5, b"1.0.1", 90)
     assert spec.step_link == "ipc:///run/x/step-1.sock"
     assert here.spec(RankPosition(0, 0, 0), 5).rendezvous_fd == 9
 
