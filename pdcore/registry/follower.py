@@ -69,7 +69,7 @@ class Follower:
     ``_position`` (complete up to it), ``_passed`` (what this connection has delivered, as far as the store's word
     goes; 0 without one), ``_confirmed`` (what of that is believed), ``_breaks`` (how many connections ended),
     ``_doubt`` (why the next one must list, None to resume), ``_touched`` (keys changed since a reconcile began
-    listing), ``_heard`` and ``_changed`` (set and replaced with every message and every new topology). It is changed
+    listing), ``_heard`` and ``_changed`` (they wake who waits for a message or a new topology, and are never left set). It is changed
     between two awaits, so no lock is needed.
     """
 
@@ -282,7 +282,7 @@ class Follower:
     def _note_passed(self, revision: int) -> None:
         self._passed = max(self._passed, revision)
         self._heard.set()
-        self._heard = asyncio.Event()
+        self._heard.clear()
 
     def _apply(self, revision: Revision) -> None:
         if revision.revision <= self._position:
@@ -306,7 +306,7 @@ class Follower:
         """The one place where this process's topology changes."""
         old, self._topology = self._topology, topology
         self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.clear()
         for on_topology in tuple(self._observers):
             on_topology(topology)
         events = diff(old, topology, coalesced=coalesced)

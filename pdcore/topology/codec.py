@@ -130,6 +130,7 @@ _MOST_COMPATS: Final = 64
 _COMPATS: Final[dict[str, Compat]] = {}
 """What was read before, by how it was said; forgotten whole when it grows."""
 
+# The fields of each in the record's own order: a record is made of them by position.
 _SCHEMAS: Final[Mapping[type, Mapping[str, Check]]] = {
     InstanceRecord: _INSTANCE,
     RankRecord: _RANK,
@@ -174,7 +175,7 @@ def compat_document(compat: Compat) -> dict[str, Json]:
 def compat_from(value: Mapping[str, object]) -> Compat:
     """Read :func:`compat_document`'s object. Raises ValueError with a sentence naming the field."""
     known, extra = _read(value, _COMPAT)
-    return Compat(**known, extra=extra)
+    return Compat(**dict(zip(_COMPAT, known, strict=True)), extra=extra)
 
 
 def _shared_compat(value: Mapping[str, object]) -> Compat:
@@ -219,7 +220,7 @@ def _record(name: keys.Name, value: bytes) -> Record:
         return DocumentRecord(document=MappingProxyType(found))
     record_type = _TYPES[name.family]
     known, extra = _read(found, _SCHEMAS[record_type])
-    record: Record = record_type(**known, extra=extra)
+    record: Record = record_type(*known, extra)
     _check_whole(record)
     return record
 
@@ -248,8 +249,20 @@ def _check_whole(record: Record) -> None:
             raise Wrong("incarnation: null only in a sticky order")
 
 
-def _read(found: Mapping[str, object], schema: Mapping[str, Check]) -> tuple[dict[str, Any], Any]:
-    known: dict[str, Any] = {}
+def _read(found: Mapping[str, object], schema: Mapping[str, Check]) -> tuple[list[Any], Any]:
+    """The values of ``schema``'s fields in its order, and what else there is."""
+    try:
+        known, absent = [check(found[name]) for name, check in schema.items()], 0
+    except (KeyError, Wrong):
+        known, absent = _read_each(found, schema)
+    if len(found) == len(schema) - absent:
+        return known, NOTHING
+    return known, MappingProxyType({name: value for name, value in found.items() if name not in schema})
+
+
+def _read_each(found: Mapping[str, object], schema: Mapping[str, Check]) -> tuple[list[Any], int]:
+    """The same field by field, with what may be absent, how much of that is, and which field is wrong."""
+    known: list[Any] = []
     absent = 0
     for name, check in schema.items():
         value = found.get(name)
@@ -258,12 +271,10 @@ def _read(found: Mapping[str, object], schema: Mapping[str, Check]) -> tuple[dic
                 raise Wrong(f"{name} is missing")
             absent += 1
         try:
-            known[name] = check(value)
+            known.append(check(value))
         except Wrong as wrong:
             raise Wrong(f"{name}: {wrong}") from None
-    if len(found) == len(schema) - absent:
-        return known, NOTHING
-    return known, MappingProxyType({name: value for name, value in found.items() if name not in schema})
+    return known, absent
 
 
 def _plain(value: object) -> Any:

@@ -216,8 +216,10 @@ def diff(old: Topology, new: Topology, *, coalesced: bool = False) -> tuple[Even
     if new is old:
         return ()
     mark: _Mark = {"revision": new.revision, "coalesced": coalesced}
-    steps = (_rejected, _groups, _orders, _routers, _instances)
-    return tuple(event for step in steps for event in step(old, new, mark))
+    events: list[Event] = []
+    for step in (_rejected, _groups, _orders, _routers, _instances):
+        events += step(old, new, mark)
+    return tuple(events)
 
 
 def _rejected(old: Topology, new: Topology, mark: _Mark) -> Iterator[Event]:
@@ -308,9 +310,10 @@ def _ranks(was: Instance | None, now: Instance, about: _About, reason: LossReaso
 
 
 def _standing(was: Instance | None, now: Instance, about: _About) -> Iterator[Event]:
-    if now.ready and not (was is not None and was.ready):
+    was_ready, ready = was is not None and was.ready, now.ready
+    if ready and not was_ready:
         yield InstanceReady(**about)
-    if was is not None and was.ready and not now.ready:
+    if was_ready and not ready:
         yield InstanceNotReady(**about, reason="; ".join(now.why_not_ready))
     if now.draining and not (was is not None and was.draining):
         yield InstanceDraining(**about)

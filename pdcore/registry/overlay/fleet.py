@@ -176,7 +176,7 @@ class Fleet:
         """What readers see has changed."""
         self._view = None
         self._changed.set()
-        self._changed = asyncio.Event()
+        self._changed.clear()
         for note in notes:
             say = _log.info if note.kind in GOOD_NEWS else _log.warning
             say(
