@@ -35,6 +35,7 @@ class ClientRequest:
 
     ``fields`` is the client's body without the placement fields, each value raw JSON. ``room_name`` is the client's
     ``bootstrap_room``: an external name, never the room of a leg. ``prefill_address`` pins the prefill instance.
+    ``items`` counts the (prompt, sample) pairs, each of which has a room of its own.
     """
 
     endpoint: Endpoint
@@ -44,6 +45,7 @@ class ClientRequest:
     room_name: int | None = None
     prefill_address: tuple[str, int] | None = None
     prefill_dp_rank: int | None = None
+    items: int = 1
 
     def body(self, extra: Mapping[str, object]) -> bytes:
         """The JSON a leg carries: the client's fields as they came, then ``extra``."""

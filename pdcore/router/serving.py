@@ -155,13 +155,13 @@ def _choose(serving: Serving, want: Want, failure: LegFailure | None) -> Pick:
 async def _attempt(
     serving: Serving, incoming: Incoming, model: str, chosen: Pick, client: ClientAnswer
 ) -> Verdict:
-    room = fresh_room()
-    incoming.trace.pair, incoming.trace.room, incoming.trace.revision = chosen.name, room, chosen.revision
+    rooms = tuple(fresh_room() for _ in range(incoming.request.items))
+    incoming.trace.pair, incoming.trace.room, incoming.trace.revision = chosen.name, rooms[0], chosen.revision
     attempt = Attempt(
         request=incoming.request,
         model=model,
         pick=chosen,
-        room=room,
+        rooms=rooms,
         request_id=incoming.request_id,
         remaining_ms=incoming.budget.remaining_ms(serving.ground.clock.now()),
         forwarded=incoming.forwarded,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import ClassVar, Final, Literal, Protocol
 
+from pdcore.errors import PdcoreError
 from pdcore.router.api import PATHS, ClientRequest
 from pdcore.router.exchange import Leg
-from pdcore.router.pick import Pick
+from pdcore.router.pick import InstanceKey, Pick
 from pdcore.router.upstream import Post
 from pdcore.topology.instance import Instance
 
@@ -17,16 +18,38 @@ KV_RECEIVED: Final = "received"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """What a prefill answered in an earlier attempt: its KV waits for whichever decode brings this along."""
+
+    prefill: InstanceKey
+    room: int
+    words: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """What is decided for one attempt before a protocol shapes it. ``room`` is fresh for each."""
+    """What is decided for one attempt before a protocol shapes it.
+
+    ``rooms`` are fresh, one per (prompt, sample), prompt-major; when ``carried`` is given, the KV is there already and
+    only decode is asked. ``learned`` is what the protocol's question was answered with, ``callback_url`` where an
+    engine reaches this attempt; both only for a protocol that asks for them.
+    """
 
     request: ClientRequest
     model: str
     pick: Pick
-    room: int
+    rooms: tuple[int, ...]
     request_id: str
     remaining_ms: int
     forwarded: Mapping[str, str]
+    learned: object = None
+    callback_url: str | None = None
+    carried: Carried | None = None
+
+    @property
+    def room(self) -> int:
+        """The attempt's name: its first room, or that of the hand-off it carries on."""
+        return self.rooms[0] if self.carried is None else self.carried.room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +61,56 @@ class LegPlan:
     post: Post
 
 
+class Unreadable(PdcoreError):
+    """What an engine said is not what its protocol needs to go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondLeg:
+    """A leg that nobody can word before the first hop has spoken: ``after`` its answer, or its callback.
+
+    ``make`` turns those words into the request; raises :class:`Unreadable`.
+    """
+
+    leg: Leg
+    instance: Instance
+    after: Literal["answer", "callback"]
+    make: Callable[[bytes], Post]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Every leg of an attempt, all to be sent at once. The ``decode`` leg is the one that answers the client."""
+    """The legs of an attempt: those to be sent at once, and the one that follows. ``decode`` answers the client."""
 
     legs: tuple[LegPlan, ...]
     room: int
+    second: SecondLeg | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What must be known of an instance before it can be asked to work: a GET, and how its answer reads.
+
+    The answer holds for the incarnation in ``key``. ``read`` raises :class:`Unreadable`.
+    """
+
+    key: InstanceKey
+    url: str
+    read: Callable[[bytes], object]
 
 
 class Handshake(Protocol):
     """One protocol. Pure."""
+
+    calls_back: ClassVar[bool] = False
+    """Whether an engine speaks to the router before it answers: then an attempt has a ``callback_url``."""
+
+    def check(self, request: ClientRequest) -> None:
+        """Raise the 400 for what engines of this protocol cannot do."""
+
+    def question(self, pick: Pick) -> Question | None:
+        """What to ask before planning, if anything."""
+        return None
 
     def plan(self, attempt: Attempt) -> Plan:
         """The legs of ``attempt``."""

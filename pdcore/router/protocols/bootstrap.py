@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from pdcore.router.protocols.base import Attempt, LegPlan, Plan, post
+from pdcore.router.protocols.base import Attempt, Handshake, LegPlan, Plan, post
 
 
-class Bootstrap:
-    """Both legs carry the same body and the same headers; each engine checks the incarnations it is named by."""
+class Bootstrap(Handshake):
+    """Both legs carry the same body and the same headers; each engine checks the incarnations it is named by.
+
+    A request of several prompts or samples has a room for each, in lists of equal length; one has plain values.
+    """
 
     def plan(self, attempt: Attempt) -> Plan:
         """One leg for prefill, one for decode."""
         prefill, decode = attempt.pick.prefill, attempt.pick.decode
         assert prefill is not None, "a bootstrap handshake needs a pair"
+        rooms = attempt.rooms
         fields: dict[str, object] = {
-            "bootstrap_room": attempt.room,
-            "bootstrap_host": prefill.record.bootstrap_host,
-            "bootstrap_port": prefill.record.bootstrap_port,
+            "bootstrap_room": rooms[0] if len(rooms) == 1 else rooms,
+            "bootstrap_host": _each(prefill.record.bootstrap_host, rooms),
+            "bootstrap_port": _each(prefill.record.bootstrap_port, rooms),
         }
         if attempt.pick.prefill_dp_rank is not None:
             fields["disagg_prefill_dp_rank"] = attempt.pick.prefill_dp_rank
@@ -30,3 +34,7 @@ class Bootstrap:
             ),
             room=attempt.room,
         )
+
+
+def _each(value: object, rooms: tuple[int, ...]) -> object:
+    return value if len(rooms) == 1 else [value] * len(rooms)

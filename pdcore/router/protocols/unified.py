@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pdcore.router.protocols.base import Attempt, LegPlan, Plan, post
+from pdcore.router.protocols.base import Attempt, Handshake, LegPlan, Plan, post
 
 
-class Unified:
+class Unified(Handshake):
     """The only leg is the answering one; the instance's incarnation is named as decode's."""
 
     def plan(self, attempt: Attempt) -> Plan:
