@@ -107,6 +107,7 @@ class Handshake(Protocol):
 
     def check(self, request: ClientRequest) -> None:
         """Raise the 400 for what engines of this protocol cannot do."""
+        return None
 
     def question(self, pick: Pick) -> Question | None:
         """What to ask before planning, if anything."""
