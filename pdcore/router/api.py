@@ -7,21 +7,33 @@ top-level key counts once, with its last value, so that no engine can read anoth
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
 import msgspec
 
 from pdcore.errors import ApiError
-from pdcore.router.fields import PLACEMENT, TABLE, check_known, is_internal, refuse, token_ids
+from pdcore.router.fields import PLACEMENT, TABLE, check_known, decoded, is_internal, refuse
+from pdcore.router.prompts import (
+    count_completion_prompts,
+    count_generate_prompts,
+    count_items,
+    count_messages,
+    count_to_detokenize,
+    count_to_tokenize,
+)
 
-Endpoint = Literal["chat", "completions", "generate"]
+Endpoint = Literal["chat", "completions", "generate", "tokenize", "detokenize"]
 PATHS: Final[Mapping[Endpoint, str]] = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
     "generate": "/generate",
+    "tokenize": "/tokenize",
+    "detokenize": "/detokenize",
 }
+TOKENIZING: Final = frozenset[Endpoint]({"tokenize", "detokenize"})
+"""What any one instance answers alone: nothing is generated."""
 
 KindT = TypeVar("KindT")
 
@@ -58,10 +70,10 @@ def parse(endpoint: Endpoint, body: bytes) -> ClientRequest:
     for name in fields:
         if is_internal(name):
             raise refuse(name, "is set by the router and may not be sent")
-    known = {name: _value(name, fields[name]) for name in fields if name in TABLE}
+    known = {name: decoded(name, fields[name]) for name in fields if name in TABLE}
     check_known(known)
     _check_stream(known)
-    _PROMPTS[endpoint](fields)
+    prompts = _COUNTED[endpoint](fields)
     return ClientRequest(
         endpoint=endpoint,
         model=_optional(known, "model", str),
@@ -70,6 +82,7 @@ def parse(endpoint: Endpoint, body: bytes) -> ClientRequest:
         room_name=_optional(known, "bootstrap_room", int),
         prefill_address=_address(known),
         prefill_dp_rank=_optional(known, "disagg_prefill_dp_rank", int),
+        items=1 if endpoint in TOKENIZING else count_items(prompts, fields, known),
     )
 
 
@@ -87,13 +100,6 @@ def _split(body: bytes) -> dict[str, msgspec.Raw]:
         raise ApiError("invalid_request", f"the body is not JSON: {wrong}") from wrong
     except RecursionError as wrong:
         raise ApiError("invalid_request", "the body is nested too deeply") from wrong
-
-
-def _value(name: str, raw: msgspec.Raw) -> object:
-    try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError) as wrong:
-        raise refuse(name, f"cannot be read: {wrong}") from wrong
 
 
 def _optional(known: Mapping[str, object], name: str, kind: type[KindT]) -> KindT | None:
@@ -114,67 +120,10 @@ def _address(known: Mapping[str, object]) -> tuple[str, int] | None:
     return None if host is None or port is None else (host, port)
 
 
-def _check_messages(fields: Mapping[str, msgspec.Raw]) -> None:
-    messages = _value("messages", fields["messages"]) if "messages" in fields else None
-    if not isinstance(messages, list) or not messages:
-        raise refuse("messages", "must be a list of messages that is not empty")
-    for place, message in enumerate(messages):
-        _check_message(f"messages[{place}]", message)
-    if not any(message.get("content") or message.get("tool_calls") for message in messages):
-        raise refuse("messages", "has no content")
-
-
-def _check_message(param: str, message: object) -> None:
-    if not isinstance(message, dict):
-        raise refuse(param, "must be an object")
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str) or not role:
-        raise refuse(f"{param}.role", "must be a string that is not empty")
-    if content is not None and not isinstance(content, str | list):
-        raise refuse(f"{param}.content", "must be a string or a list of parts")
-    for place, part in enumerate(content if isinstance(content, list) else ()):
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise refuse(f"{param}.content[{place}]", "must be an object with a type")
-
-
-def _check_prompt(fields: Mapping[str, msgspec.Raw]) -> None:
-    prompt = _value("prompt", fields["prompt"]) if "prompt" in fields else None
-    _check_one_prompt("prompt", prompt)
-
-
-def _check_one_prompt(param: str, prompt: object) -> None:
-    if isinstance(prompt, str):
-        if not prompt:
-            raise refuse(param, "is empty")
-        return
-    if not isinstance(prompt, list):
-        raise refuse(param, "must be a string or a list of token ids")
-    if any(isinstance(item, str | list) for item in prompt):
-        _check_batch(param, prompt)
-        return
-    why = token_ids(prompt)
-    if why is not None:
-        raise refuse(param, why)
-
-
-def _check_batch(param: str, prompts: list[object]) -> None:
-    """A list of prompts is as good as its only one; more would need a room each."""
-    if len({type(item) for item in prompts}) > 1:
-        raise refuse(param, "mixes strings and token ids")
-    if not all(prompts):
-        raise refuse(param, "holds an empty prompt")
-    if len(prompts) > 1:
-        raise refuse(param, "must be one prompt: a list of several is not supported")
-    why = token_ids(prompts[0]) if isinstance(prompts[0], list) else None
-    if why is not None:
-        raise refuse(f"{param}[0]", why)
-
-
-def _check_generate(fields: Mapping[str, msgspec.Raw]) -> None:
-    given = [name for name in ("prompt", "text", "input_ids") if name in fields]
-    if len(given) != 1:
-        raise refuse("prompt", "must be given, and only one of prompt, text, input_ids")
-    _check_one_prompt(given[0], _value(given[0], fields[given[0]]))
-
-
-_PROMPTS: Final = {"chat": _check_messages, "completions": _check_prompt, "generate": _check_generate}
+_COUNTED: Final[Mapping[Endpoint, Callable[[Mapping[str, msgspec.Raw]], int]]] = {
+    "chat": count_messages,
+    "completions": count_completion_prompts,
+    "generate": count_generate_prompts,
+    "tokenize": count_to_tokenize,
+    "detokenize": count_to_detokenize,
+}

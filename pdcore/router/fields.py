@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, TypeGuard
+
+import msgspec
 
 from pdcore.errors import ApiError
 
 MAX_ROOM: Final = 2**63 - 1
 MAX_TOKEN_ID: Final = 2**31 - 1
+MAX_SAMPLES: Final = 128
+MAX_LOGPROBS: Final = 1000
 
 Check = Callable[[object], str | None]
 """None, or what the value must be ("must be …")."""
@@ -31,7 +35,15 @@ def refuse(param: str, why: str) -> ApiError:
     return ApiError("invalid_request", f"{param} {why}", param=param)
 
 
-def is_integer(value: object) -> bool:
+def decoded(name: str, raw: msgspec.Raw) -> object:
+    """The value of one field; raises the 400 for what cannot be read."""
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as wrong:
+        raise refuse(name, f"cannot be read: {wrong}") from wrong
+
+
+def is_integer(value: object) -> TypeGuard[int]:
     """A JSON number without a fraction; true and false are none."""
     return type(value) is int
 
@@ -41,7 +53,7 @@ def integer(low: int, high: int) -> Check:
     want = f"must be a whole number from {low} to {high}"
 
     def check(value: object) -> str | None:
-        return None if is_integer(value) and low <= value <= high else want  # type: ignore[operator]
+        return None if is_integer(value) and low <= value <= high else want
 
     return check
 
@@ -92,19 +104,24 @@ def token_ids(value: object) -> str | None:
     return None if good else f"must hold whole numbers from 0 to {MAX_TOKEN_ID} only"
 
 
-def one_sample(value: object) -> str | None:
-    """One answer per request: every further one needs a room of its own."""
-    if integer(1, 128)(value) is not None:
-        return "must be a whole number from 1 to 128"
-    return None if value == 1 else "above 1 is not supported"
+def objects(value: object) -> str | None:
+    """A JSON object, or a list of them."""
+    each = value if isinstance(value, list) else [value]
+    return None if all(isinstance(one, dict) for one in each) else "must be an object, or a list of them"
+
+
+def logprobs(value: object) -> str | None:
+    """Whether (chat), or for how many of the likeliest tokens (completions)."""
+    good = isinstance(value, bool) or (is_integer(value) and 0 <= value <= MAX_LOGPROBS)
+    return None if good else f"must be true, false or a whole number from 0 to {MAX_LOGPROBS}"
 
 
 TABLE: Final[Mapping[str, Check]] = {
     "model": text,
     "stream": boolean,
     "stream_options": any_object,
-    "n": one_sample,
-    "best_of": one_sample,
+    "n": integer(1, MAX_SAMPLES),
+    "best_of": integer(1, MAX_SAMPLES),
     "max_tokens": integer(1, MAX_TOKEN_ID),
     "max_completion_tokens": integer(1, MAX_TOKEN_ID),
     "min_tokens": integer(0, MAX_TOKEN_ID),
@@ -120,9 +137,11 @@ TABLE: Final[Mapping[str, Check]] = {
     "stop_token_ids": any_list,
     "ignore_eos": boolean,
     "echo": boolean,
+    "logprobs": logprobs,
+    "top_logprobs": integer(0, MAX_LOGPROBS),
     "logit_bias": any_object,
     "response_format": any_object,
-    "sampling_params": any_object,
+    "sampling_params": objects,
     "tools": any_list,
     "bootstrap_room": integer(1, MAX_ROOM),
     "bootstrap_host": text,

@@ -15,7 +15,7 @@ from pdcore.errors import ApiError
 from pdcore.registry.follower import Follower
 from pdcore.registry.overlay.fleet import Fleet
 from pdcore.router.answer import ClientAnswer
-from pdcore.router.api import ClientRequest
+from pdcore.router.api import TOKENIZING, ClientRequest
 from pdcore.router.budget import Budget
 from pdcore.router.dispatch import AttemptRun, Ground, Presentation, Verdict
 from pdcore.router.exchange import LegFailure
@@ -72,7 +72,7 @@ async def serve(serving: Serving, incoming: Incoming, client: ClientAnswer) -> N
         failure: LegFailure | None = None
         for number in range(serving.config.max_attempts):
             incoming.trace.attempts = number + 1
-            chosen = _choose(serving, want, failure)
+            chosen = _for_endpoint(incoming.request, _choose(serving, want, failure))
             verdict = await _attempt(serving, incoming, want.model, chosen, client)
             failure = verdict.failure
             if failure is None:
@@ -150,6 +150,13 @@ def _choose(serving: Serving, want: Want, failure: LegFailure | None) -> Pick:
     if failure is not None:
         raise failure
     raise unavailable(serving, chosen.sentence())
+
+
+def _for_endpoint(request: ClientRequest, chosen: Pick) -> Pick:
+    """Where nothing is generated, decode alone is asked."""
+    if request.endpoint not in TOKENIZING:
+        return chosen
+    return replace(chosen, prefill=None, prefill_dp_rank=None)
 
 
 async def _attempt(

@@ -70,10 +70,10 @@ def test_a_body_that_is_not_a_json_object_is_refused(body: bytes) -> None:
             [2**31],
             [None],
         ),
-        *(["a", ""], ["a", "b"], ["a", 1], [1, "a"], [[1], [2]], [[1], "a"], [[1, "a"]], [{}]),
+        *(["a", ""], ["a", 1], [1, "a"], [[1], []], [[1], "a"], [[1, "a"]], [{}], ["a"] * 1025),
     ],
 )
-def test_a_prompt_that_is_empty_or_no_single_prompt_is_refused_by_name(prompt: object) -> None:
+def test_a_prompt_that_is_empty_or_of_no_known_form_is_refused_by_name(prompt: object) -> None:
     error = refused("completions", {"prompt": prompt})
     assert error.param is not None
     assert error.param.startswith("prompt")
@@ -118,7 +118,11 @@ WRONG: dict[str, list[object]] = {
     "bootstrap_port": [0, -1, 65536, "80", True, 1.5, []],
     "bootstrap_host": ["", 1, [], True],
     "disagg_prefill_dp_rank": [-1, 65536, "0", False, 0.0, [0]],
-    "n": [0, -1, 2, 1_000_000, "3", 1.5, True],
+    "n": [0, -1, 129, 1_000_000, "3", 1.5, True],
+    "best_of": [0, 2, "1", True],
+    "logprobs": [-1, "5", 1.5, [], 1001],
+    "top_logprobs": [-1, "5", 1.5, True],
+    "sampling_params": [[1], "x", 1],
     "max_tokens": [0, -1, "4", 1.5, True, [], 2**40],
     "temperature": ["hot", -1, True, [], {}],
     "top_p": [-0.1, 1.1, "1"],
@@ -139,6 +143,65 @@ def test_a_wrong_value_is_refused_by_name(name: str, value: object) -> None:
     assert error.param == name
     assert name in error.message
     assert len(error.message) < 300
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "items"),
+    [
+        ("completions", {"prompt": "a"}, 1),
+        ("completions", {"prompt": ["a"]}, 1),
+        ("completions", {"prompt": ["a", "a"], "n": 3}, 6),
+        ("completions", {"prompt": [[1], [2, 3]], "best_of": 1}, 2),
+        ("completions", {"prompt": [1, 2, 3], "n": 2, "best_of": 2}, 2),
+        ("completions", {"prompt": ["a"] * 33}, 33),
+        ("chat", {**GOOD["chat"], "n": 128}, 128),
+        ("generate", {"prompt": ["a", "b"], "n": 2}, 4),
+        ("generate", {"text": ["a", "b"], "sampling_params": {"n": 2}}, 4),
+        ("generate", {"input_ids": [[1], [2]], "sampling_params": [{"n": 2}, {"n": 2}]}, 4),
+        ("generate", {"text": "a", "sampling_params": {"temperature": 0}}, 1),
+    ],
+)
+def test_every_prompt_and_sample_is_an_item(endpoint: Endpoint, body: dict[str, Any], items: int) -> None:
+    assert parse(endpoint, json.dumps(body).encode()).items == items
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "param"),
+    [
+        ("completions", {"prompt": ["a"] * 9, "n": 128}, "n"),
+        ("generate", {"text": [1]}, "text"),
+        ("generate", {"input_ids": "a"}, "input_ids"),
+        ("generate", {"text": "a", "sampling_params": {"n": 0}}, "n"),
+        ("generate", {"text": "a", "sampling_params": {"n": "2"}}, "n"),
+        ("generate", {"text": "a", "sampling_params": {"n": 2}, "n": 3}, "n"),
+        ("generate", {"text": ["a", "b"], "sampling_params": [{"n": 2}, {}]}, "n"),
+        ("generate", {"text": ["a", "b"], "sampling_params": [{}]}, "sampling_params"),
+        ("tokenize", {}, "prompt"),
+        ("tokenize", {"prompt": 1}, "prompt"),
+        ("detokenize", {}, "tokens"),
+        ("detokenize", {"tokens": "a"}, "tokens"),
+        ("detokenize", {"tokens": [[1], [-1]]}, "tokens"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused_by_name(
+    endpoint: Endpoint, body: dict[str, Any], param: str
+) -> None:
+    assert refused(endpoint, body).param == param
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        *(("tokenize", {"prompt": ""}), ("tokenize", {"messages": []}), ("tokenize", {"text": ["a", "b"]})),
+        *(
+            ("detokenize", {"tokens": []}),
+            ("detokenize", {"tokens": [1, 2]}),
+            ("detokenize", {"tokens": [[1]]}),
+        ),
+    ],
+)
+def test_tokenizer_requests_are_one_item_whatever_they_hold(endpoint: Endpoint, body: dict[str, Any]) -> None:
+    assert parse(endpoint, json.dumps(body).encode()).items == 1
 
 
 @pytest.mark.parametrize("value", [1, 2**63 - 1])
