@@ -29,6 +29,7 @@ from pdcore.router.serving import Serving
 from pdcore.router.upstream import Upstream
 from pdcore.router.views import servable
 from pdcore.router.vigil import Vigil
+from pdcore.router.witness import Witness
 from pdcore.topology.compat import check_pair
 from pdcore.topology.events import Event, InstanceChanged, RankJoined, RankLost
 from pdcore.topology.instance import Instance
@@ -64,21 +65,31 @@ def assemble(
         cached=cached,
         clock=clock,
     )
-    metrics = RouterMetrics()
+    metrics, ledger = RouterMetrics(), Ledger()
     metrics.watch_view(follower, fleet)
+    witness = Witness(fleet=fleet, ledger=ledger, clock=clock)
+    _watch(metrics, witness)
     rooms = ClientRooms(
         store, Keyspace(cluster=config.cluster), lease=lease, on_skipped=metrics.unclaimed_rooms.inc
     )
     return Serving(
         config=config,
-        ground=Ground(upstream=upstream, clock=clock, metrics=metrics, vigil=Vigil(), accuse=fleet.accuse),
+        ground=Ground(upstream=upstream, clock=clock, metrics=metrics, vigil=Vigil(), witness=witness),
         follower=follower,
         fleet=fleet,
-        ledger=Ledger(),
+        ledger=ledger,
         rules=Rules(check=CompatMemo(_check), protocols=frozenset(HANDSHAKES)),
         handshakes=HANDSHAKES,
         client_rooms=rooms,
     )
+
+
+def _watch(metrics: RouterMetrics, witness: Witness) -> None:
+    """Show what the witness holds back."""
+    breakers, poison = witness.breakers, witness.poison
+    metrics.watch("breakers_open", "Instances picked last for what they fail.", lambda: breakers.open_now)
+    metrics.watch("retries_denied", "Retries that the budget did not allow.", lambda: witness.retries.denied)
+    metrics.watch("requests_poisoned", "Requests refused for the deaths they left.", lambda: poison.refused)
 
 
 def _check(prefill: Instance, decode: Instance) -> tuple[str, ...]:
@@ -117,7 +128,7 @@ def watch_the_journal(serving: Serving, journal: JournalWriter) -> None:
 def watching_the_fleet(serving: Serving, lifecycle: Lifecycle) -> Iterator[None]:
     """Inside the block: readiness latches when the view first holds something that serves; old turns are dropped."""
 
-    settled = False
+    settled, witness = False, serving.ground.witness
     known = ShardedMap[Instance]()
     log = _log.bind()  # once: found anew for each event it costs more than the event's place in a list
 
@@ -132,8 +143,11 @@ def watching_the_fleet(serving: Serving, lifecycle: Lifecycle) -> Iterator[None]
         before, known = known, view.topology.instances
         if any(name not in known for name in known.changed(before)):
             serving.ledger.forget(known)
+            witness.forget()
+        witness.on_change()
 
     def on_note(note: Note) -> None:
+        witness.on_note(note)
         if note.kind == "frozen":
             serving.ground.vigil.fail(note.key)
 

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Final
 
 from pdcore.clock import Clock
-from pdcore.registry.overlay.suspect import Evidence
 from pdcore.router.answer import ClientAnswer, ClientStalled
 from pdcore.router.budget import Budget
 from pdcore.router.exchange import Effect, Leg, LegEvent, LegFailure, Phase, decide, failure_in_body
@@ -21,13 +20,12 @@ from pdcore.router.headers import returned
 from pdcore.router.leg import LegCall
 from pdcore.router.load import Hold
 from pdcore.router.metrics import LegOutcome, RouterMetrics
-from pdcore.router.pick import InstanceKey
 from pdcore.router.protocols.base import KV_MARK, KV_RECEIVED, LegPlan, Plan
 from pdcore.router.relay import DONE, EventCutter, EventTooLarge, StreamReader, error_object, event_data
 from pdcore.router.upstream import Answer, Upstream
 from pdcore.router.vigil import Vigil
+from pdcore.router.witness import Sighting, Witness
 
-CONNECTION_FAILURES: Final = frozenset({"unreachable", "connect_expired", "broken"})
 LINGER_S: Final = 0.5  # how long a prefill answer may trail behind a finished request
 
 Rename = Callable[[bytes], bytes]
@@ -58,7 +56,7 @@ class Ground:
     clock: Clock
     metrics: RouterMetrics
     vigil: Vigil
-    accuse: Callable[[InstanceKey, Evidence], None]
+    witness: Witness
 
 
 class AttemptRun:
@@ -69,10 +67,17 @@ class AttemptRun:
     """
 
     def __init__(
-        self, plan: Plan, ground: Ground, budget: Budget, client: ClientAnswer, shown: Presentation
+        self,
+        plan: Plan,
+        ground: Ground,
+        seen: Sighting,
+        budget: Budget,
+        client: ClientAnswer,
+        shown: Presentation,
     ) -> None:
         self._plan = plan
         self._ground = ground
+        self._seen = seen
         self._budget = budget
         self._client = client
         self._shown = shown
@@ -115,8 +120,7 @@ class AttemptRun:
                 outcome.set("ok")
             except LegFailure as failure:
                 outcome.set(failure.event)
-                if failure.event in CONNECTION_FAILURES:
-                    ground.accuse(key, "connection")
+                self._seen.failed(failure)
                 self._happened(plan.leg, failure.event, failure)
             except ClientStalled as stalled:
                 self._stalled = stalled
@@ -124,7 +128,9 @@ class AttemptRun:
 
     def _froze(self, leg: Leg, outcome: LegOutcome) -> None:
         outcome.set("frozen")
-        self._happened(leg, "frozen", LegFailure(leg, "frozen", "the engine stopped answering"))
+        failure = LegFailure(leg, "frozen", "the engine stopped answering")
+        self._seen.failed(failure)
+        self._happened(leg, "frozen", failure)
 
     def _happened(self, leg: Leg, event: LegEvent, failure: LegFailure | None = None) -> None:
         """Apply the table; the only place where phase and verdict change."""
@@ -132,6 +138,8 @@ class AttemptRun:
         self._phase = self._phase.after(event)
         if effect == "ignore":
             self._ground.metrics.late_prefill_failures.inc()
+        elif event in ("accepted", "first_byte"):
+            self._seen.good(leg)
         elif effect != "wait" and self._verdict is None:
             self._verdict = Verdict(effect, failure)
             self._settled.set()

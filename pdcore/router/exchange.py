@@ -2,8 +2,8 @@
 
 The first leg that fails decides, with two exceptions. Once decode has said that the KV arrived, a prefill failure
 changes nothing for the client. And a failure that proves that nothing was executed (not connected, 421, 429, 503) is
-tried again, as long as the client has seen no byte. Nothing else decides about a leg's outcome; the shell in
-``dispatch`` only performs what :func:`decide` says.
+tried again, as long as the client has seen no byte; so is, once, a failure that turns out to be the death of the
+instance. Nothing else decides about a leg's outcome; the shell in ``dispatch`` only performs what :func:`decide` says.
 
 The way an error reaches the client is not part of the table: a status while our head is unsent, one SSE event after.
 """
@@ -38,7 +38,7 @@ Progress = Literal[
     "complete",  # decode: the whole answer is with the client
 ]
 LegEvent = Failure | Progress
-Effect = Literal["wait", "ignore", "finish", "retry_fresh", "retry_elsewhere", "answer"]
+Effect = Literal["wait", "ignore", "finish", "retry_fresh", "retry_elsewhere", "retry_if_died", "answer"]
 
 FAILURES: Final[tuple[Failure, ...]] = get_args(Failure)
 
@@ -71,9 +71,9 @@ _FIRST_DECIDES: Final[dict[LegEvent, Effect]] = {
     "connect_expired": "answer",
     "client_fault": "answer",
     "expired": "answer",
-    "failed": "answer",
-    "broken": "answer",
-    "frozen": "answer",
+    "failed": "retry_if_died",
+    "broken": "retry_if_died",
+    "frozen": "retry_if_died",
     "garbage": "answer",
     "deadline": "answer",
 }
@@ -94,8 +94,9 @@ def decide(phase: Phase, leg: Leg, event: LegEvent) -> Effect:
         return effect
     if leg == "prefill" and phase.kv_received:
         return "ignore"
-    executed = phase.kv_received or phase.sending
-    return "answer" if executed else effect
+    if phase.sending or (phase.kv_received and effect != "retry_if_died"):
+        return "answer"
+    return effect
 
 
 def event_of_status(status: int) -> Failure | None:
@@ -155,6 +156,24 @@ class LegFailure(PdcoreError):
     def blamed(self) -> Leg:
         """The leg whose instance the next attempt avoids: decode's backlog is about the prefill's writes."""
         return "prefill" if self.engine_code == "peer_backlog" else self.leg
+
+    @property
+    def maybe_died(self) -> Leg | None:
+        """The leg whose instance may be dead, for which this failure would be the sign; None when it is no such sign.
+
+        An engine's plain 500 is not. A leader that lost a rank says which side failed before it ends, and a decode
+        says so of its prefill.
+        """
+        if self.event in ("broken", "frozen"):
+            return self.leg
+        if self.event != "failed" or self.engine_code not in ("prefill_failed", "decode_failed"):
+            return None
+        return "prefill" if self.engine_code == "prefill_failed" else "decode"
+
+    @property
+    def blames_the_kv_path(self) -> bool:
+        """Decode says that the KV did not come, or not all of it."""
+        return self.leg == "decode" and self.engine_code == "prefill_failed"
 
 
 def api_error(failure: LegFailure) -> ApiError:

@@ -18,7 +18,7 @@ from pdcore.router.exchange import FAILURES, Leg
 
 OUTCOMES: Final = ("ok", "passed_through", *get_args(ErrorCode))
 LEG_OUTCOMES: Final = ("ok", "cancelled", *FAILURES)
-RETRIES: Final = ("retry_fresh", "retry_elsewhere")
+RETRIES: Final = ("retry_fresh", "retry_elsewhere", "retry_if_died")
 LEGS: Final[tuple[Leg, ...]] = get_args(Leg)
 
 _LATENCY: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)

@@ -1,14 +1,15 @@
 """The life of one request: pick, rooms, attempts, retries, until the client has an answer or an error.
 
-What may be tried again is decided in :mod:`pdcore.router.exchange`; here it is only counted and bounded.
+What may be tried again is decided in :mod:`pdcore.router.exchange` and :mod:`pdcore.router.retries`; here it is only
+counted.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
 
 from pdcore.config import RouterConfig
 from pdcore.errors import ApiError
@@ -20,12 +21,11 @@ from pdcore.router.budget import Budget
 from pdcore.router.dispatch import AttemptRun, Ground, Presentation, Verdict
 from pdcore.router.exchange import LegFailure
 from pdcore.router.load import Ledger
-from pdcore.router.pick import InstanceKey, NoPair, Pick, Rules, Want, pick
+from pdcore.router.pick import NoPair, Pick, Rules, Want, pick
 from pdcore.router.protocols.base import Attempt, Handshake
 from pdcore.router.relay import rename_room, rename_room_in_event
+from pdcore.router.retries import Retries
 from pdcore.router.rooms import ClientRooms, fresh_room
-
-FRESH_VIEW_S: Final = 0.5  # how long a 421 waits for the view to show what the engine knows already
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,24 +66,35 @@ class Serving:
 
 async def serve(serving: Serving, incoming: Incoming, client: ClientAnswer) -> None:
     """Answer one request; raises :class:`ApiError` or :class:`LegFailure` for what the client must be told."""
-    want = _want(serving, incoming.request)
-    async with serving.client_rooms.claimed(incoming.request.room_name) as release:
+    witness, request = serving.ground.witness, incoming.request
+    refused_s = witness.came(request)
+    if refused_s:
+        raise _kills(refused_s)
+    want = _want(serving, request)
+    async with serving.client_rooms.claimed(request.room_name) as release:
         client.before_end = release
+        retries = Retries(
+            fleet=serving.fleet, witness=witness, pick=partial(_pick, serving), now=serving.ground.clock.now
+        )
         failure: LegFailure | None = None
         for number in range(serving.config.max_attempts):
             incoming.trace.attempts = number + 1
-            chosen = _for_endpoint(incoming.request, _choose(serving, want, failure))
+            chosen = _for_endpoint(request, _choose(serving, want, failure))
             verdict = await _attempt(serving, incoming, want.model, chosen, client)
             failure = verdict.failure
             if failure is None:
-                return
-            if verdict.effect not in ("retry_fresh", "retry_elsewhere") or client.started:
+                return witness.answered(request)
+            is_final = client.started or number + 1 == serving.config.max_attempts
+            again = None if is_final else await retries.next(want, chosen, verdict)
+            if again is None:
                 raise failure
-            if number + 1 < serving.config.max_attempts:
-                serving.ground.metrics.retried(verdict.effect)
-                want = await _want_again(serving, want, chosen, verdict, failure)
-        assert failure is not None
-        raise failure
+            serving.ground.metrics.retried(verdict.effect)
+            want = again
+
+
+def _kills(refused_s: float) -> ApiError:
+    why = "two instances died while they held this request"
+    return ApiError("decode_failed", f"refused: {why}", retry_after_s=math.ceil(refused_s))
 
 
 def _want(serving: Serving, request: ClientRequest) -> Want:
@@ -139,7 +150,7 @@ def unavailable(serving: Serving, why: str) -> ApiError:
 
 
 def _pick(serving: Serving, want: Want) -> Pick | NoPair:
-    view = serving.fleet.view
+    view = serving.ground.witness.view()
     return pick(view.topology, want, serving.ledger, serving.rules, view)
 
 
@@ -174,7 +185,9 @@ async def _attempt(
         forwarded=incoming.forwarded,
     )
     plan = serving.handshakes[protocol_of(chosen)].plan(attempt)
-    run = AttemptRun(plan, serving.ground, incoming.budget, client, _presentation(incoming.request, chosen))
+    seen = serving.ground.witness.over(chosen, incoming.request)
+    shown = _presentation(incoming.request, chosen)
+    run = AttemptRun(plan, serving.ground, seen, incoming.budget, client, shown)
     holds = serving.ledger.take(chosen)
     try:
         return await run.run(holds)
@@ -190,46 +203,15 @@ def protocol_of(chosen: Pick) -> str:
 
 def _presentation(request: ClientRequest, chosen: Pick) -> Presentation:
     headers = {"x-pdcore-pair": chosen.name, "x-pdcore-revision": str(chosen.revision)}
-    name = request.room_name
+    name, items = request.room_name, request.items
     if name is None:
-        return Presentation(headers=headers)
+        return Presentation(headers=headers, items=items)
     headers["x-pdcore-room"] = str(name)
     if request.endpoint != "generate":
-        return Presentation(headers=headers)
+        return Presentation(headers=headers, items=items)
     return Presentation(
-        headers=headers, body=partial(rename_room, room=name), event=partial(rename_room_in_event, room=name)
+        headers=headers,
+        items=items,
+        body=partial(rename_room, room=name),
+        event=partial(rename_room_in_event, room=name),
     )
-
-
-async def _want_again(
-    serving: Serving, want: Want, chosen: Pick, verdict: Verdict, failure: LegFailure
-) -> Want:
-    """What to pick after a failure that proves nothing was executed."""
-    if verdict.effect == "retry_elsewhere":
-        return _without(want, chosen, failure)
-    if not _would_repeat(serving, want, chosen):
-        return want
-    try:
-        await serving.fleet.wait_until(lambda view: view.revision > chosen.revision, FRESH_VIEW_S)
-    except TimeoutError:
-        pass  # the view knows nothing newer: look elsewhere
-    if not _would_repeat(serving, want, chosen):
-        return want
-    elsewhere = _without(want, chosen, failure)
-    other = _pick(serving, elsewhere)
-    return want if isinstance(other, NoPair) else elsewhere
-
-
-def _would_repeat(serving: Serving, want: Want, chosen: Pick) -> bool:
-    again = _pick(serving, want)
-    return isinstance(again, Pick) and _keys(again) == _keys(chosen)
-
-
-def _keys(chosen: Pick) -> list[InstanceKey]:
-    return [(one.instance_id, one.record.incarnation) for one in chosen.instances]
-
-
-def _without(want: Want, chosen: Pick, failure: LegFailure) -> Want:
-    blamed = chosen.prefill if failure.blamed == "prefill" and chosen.prefill is not None else chosen.decode
-    key = (blamed.instance_id, blamed.record.incarnation)
-    return replace(want, excluded={**want.excluded, key: f"did not take this request: {failure.message}"})

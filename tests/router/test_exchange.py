@@ -27,6 +27,9 @@ RETRIED: dict[Failure, str] = {
     "refused": "retry_fresh",
     "not_now": "retry_elsewhere",
     "unreachable": "retry_elsewhere",
+    "failed": "retry_if_died",
+    "broken": "retry_if_died",
+    "frozen": "retry_if_died",
 }
 NOTHING_YET = Phase()
 UNMARKED_SENDING = Phase(sending=True)
@@ -47,11 +50,15 @@ def test_once_the_kv_arrived_a_prefill_failure_changes_nothing(event: Failure) -
     assert decide(RECEIVED_SENDING, "prefill", event) == "ignore"
 
 
-@pytest.mark.parametrize(
-    ("phase", "event"), list(product((RECEIVED, RECEIVED_SENDING, UNMARKED_SENDING), FAILURES))
-)
-def test_after_the_work_has_begun_a_decode_failure_is_never_retried(phase: Phase, event: Failure) -> None:
+@pytest.mark.parametrize(("phase", "event"), list(product((RECEIVED_SENDING, UNMARKED_SENDING), FAILURES)))
+def test_after_the_first_byte_a_decode_failure_is_never_retried(phase: Phase, event: Failure) -> None:
     assert decide(phase, "decode", event) == "answer"
+
+
+@pytest.mark.parametrize("event", FAILURES)
+def test_once_the_kv_arrived_only_the_death_of_the_instance_is_a_reason_to_try_again(event: Failure) -> None:
+    after_a_death = RETRIED.get(event) == "retry_if_died"
+    assert decide(RECEIVED, "decode", event) == ("retry_if_died" if after_a_death else "answer")
 
 
 @pytest.mark.parametrize("event", FAILURES)

@@ -38,6 +38,7 @@ _WHY: Final[dict[Outcome, str]] = {
 }
 _ACCUSATION: Final[dict[Evidence, str]] = {
     "connection": "the connection of a request failed",
+    "error": "the error of a request names it",
     "silence": "none of its requests hears anything",
 }
 

@@ -25,10 +25,10 @@ FROZEN_AFTER_S: Final = 15.0
 InstanceKey = tuple[str, str]
 """(instance id, incarnation)."""
 
-Evidence = Literal["connection", "silence"]
-"""What a request met: a connection that failed, or an instance that sends nothing to anybody."""
+Evidence = Literal["connection", "error", "silence"]
+"""What a request met: a connection that failed, an error that names the instance, or one that says nothing at all."""
 
-Cause = Literal["vanished", "cached", "connection", "silence"]
+Cause = Literal["vanished", "cached", "connection", "error", "silence"]
 """Its keys went unexplained; it is only known from a file; or the :data:`Evidence` of requests."""
 
 Standing = Literal["unproven", "asked", "doubted", "kept", "gone"]

@@ -1,0 +1,81 @@
+"""What to pick after an attempt that failed, or that nothing is to be tried again.
+
+Only what cannot have been executed is tried again, and once what its instance took along when it died. A 421 is free,
+since it names a view that is old and nothing else; every other retry is paid from the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pdcore.registry.overlay.fleet import Fleet
+from pdcore.router.dispatch import Verdict
+from pdcore.router.exchange import LegFailure
+from pdcore.router.pick import InstanceKey, NoPair, Pick, Want
+from pdcore.router.witness import Witness
+
+FRESH_VIEW_S: Final = 0.5  # how long a 421 waits for the view to show what the engine knows already
+
+
+@dataclass(slots=True, kw_only=True)
+class Retries:
+    """One request's. ``survived``: it has outlived one instance already; the only field that changes."""
+
+    fleet: Fleet
+    witness: Witness
+    pick: Callable[[Want], Pick | NoPair]
+    now: Callable[[], float]
+    survived: bool = False
+
+    async def next(self, want: Want, chosen: Pick, verdict: Verdict) -> Want | None:
+        """What to pick next; None when the failure is the answer."""
+        failure = verdict.failure
+        assert failure is not None
+        if verdict.effect == "retry_fresh":
+            return await self._fresher(want, chosen, failure)
+        if verdict.effect == "retry_elsewhere":
+            again = without(want, chosen, failure.blamed, f"did not take this request: {failure.message}")
+            return again if self.witness.retries.take(self.now()) else None
+        if verdict.effect == "retry_if_died":
+            return await self._survivor(want, chosen, failure)
+        return None
+
+    async def _survivor(self, want: Want, chosen: Pick, failure: LegFailure) -> Want | None:
+        leg = failure.maybe_died
+        if leg is None or self.survived:
+            return None
+        lost = chosen.prefill if leg == "prefill" and chosen.prefill is not None else chosen.decode
+        if not await self.witness.has_died((lost.instance_id, lost.incarnation)):
+            return None
+        self.survived = True
+        again = without(want, chosen, leg, "died while it held this request")
+        return again if self.witness.retries.take(self.now()) else None
+
+    async def _fresher(self, want: Want, chosen: Pick, failure: LegFailure) -> Want:
+        """After a 421: the same on a view that has moved, or elsewhere when it does not."""
+        if not self._would_repeat(want, chosen):
+            return want
+        try:
+            await self.fleet.wait_until(lambda view: view.revision > chosen.revision, FRESH_VIEW_S)
+        except TimeoutError:
+            pass  # the view knows nothing newer: look elsewhere
+        if not self._would_repeat(want, chosen):
+            return want
+        elsewhere = without(want, chosen, failure.blamed, f"did not take this request: {failure.message}")
+        return want if isinstance(self.pick(elsewhere), NoPair) else elsewhere
+
+    def _would_repeat(self, want: Want, chosen: Pick) -> bool:
+        again = self.pick(want)
+        return isinstance(again, Pick) and _keys(again) == _keys(chosen)
+
+
+def without(want: Want, chosen: Pick, leg: str, why: str) -> Want:
+    """``want`` that excludes the instance of ``leg`` for ``why``."""
+    one = chosen.prefill if leg == "prefill" and chosen.prefill is not None else chosen.decode
+    return replace(want, excluded={**want.excluded, (one.instance_id, one.incarnation): why})
+
+
+def _keys(chosen: Pick) -> list[InstanceKey]:
+    return [(one.instance_id, one.incarnation) for one in chosen.instances]
