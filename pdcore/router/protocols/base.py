@@ -9,6 +9,7 @@ from typing import ClassVar, Final, Literal, Protocol
 from pdcore.errors import PdcoreError
 from pdcore.router.api import PATHS, ClientRequest
 from pdcore.router.exchange import Leg
+from pdcore.router.models import ANY_MODEL
 from pdcore.router.pick import InstanceKey, Pick
 from pdcore.router.upstream import Post
 from pdcore.topology.instance import Instance
@@ -87,6 +88,11 @@ class Plan:
     second: SecondLeg | None = None
 
 
+def key_of(instance: Instance) -> InstanceKey:
+    """The incarnation that what is learned of ``instance`` holds for."""
+    return instance.instance_id, instance.incarnation
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What must be known of an instance before it can be asked to work: a GET, and how its answer reads.
@@ -122,7 +128,8 @@ def post(
     attempt: Attempt, instance: Instance, fields: Mapping[str, object], headers: Mapping[str, str]
 ) -> Post:
     """The request for one leg: the client's fields, the model in any case, then ``fields``."""
-    named = {} if attempt.request.model is not None else {"model": attempt.model}
+    is_named = attempt.request.model is not None or attempt.model == ANY_MODEL
+    named = {} if is_named else {"model": attempt.model}
     return Post(
         url=instance.record.url.rstrip("/") + PATHS[attempt.request.endpoint],
         headers={
