@@ -10,9 +10,10 @@ from typing import Final, Self, TypeVar
 
 from pdcore.clock import Clock
 from pdcore.router.budget import Budget, Deadline
+from pdcore.router.endings import NotAnAnswer, read_answer
 from pdcore.router.exchange import Failure, Leg, LegFailure, RawAnswer, event_of_status, failure_in_body
 from pdcore.router.protocols.base import LegPlan
-from pdcore.router.relay import error_object, is_json_object
+from pdcore.router.relay import error_object
 from pdcore.router.upstream import Answer, Broken, NotConnected, Upstream
 
 MAX_ANSWER_BYTES: Final = 64 << 20
@@ -81,13 +82,14 @@ class LegCall:
         )
 
     async def document(self, answer: Answer) -> bytes:
-        """The complete body: a JSON object that is not an error, or the failure it stands for."""
-        body = await self.body(answer, MAX_ANSWER_BYTES, self._budget.whole())
-        error = error_object(body)
+        """The complete body: JSON that reports no error, numbers that are not finite as null; or the failure it is."""
+        said = await self.body(answer, MAX_ANSWER_BYTES, self._budget.whole())
+        try:
+            body, error = read_answer(said)
+        except NotAnAnswer as wrong:
+            raise self.failure("garbage", str(wrong)) from wrong
         if error is not None:
             raise failure_in_body(self.leg, error)
-        if not is_json_object(body):
-            raise self.failure("garbage", "the answer is not a JSON object")
         return body
 
     async def body(self, answer: Answer, limit: int, deadline: Deadline) -> bytes:

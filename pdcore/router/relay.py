@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
 from pdcore.errors import ApiError
+from pdcore.router.endings import UNREADABLE, EngineError, Said
 
 MAX_EVENT_BYTES: Final = 4 << 20
 DONE: Final = b"data: [DONE]\n\n"
@@ -54,52 +55,56 @@ class EventCutter:
         return len(self._pending)
 
 
-class _Choice(msgspec.Struct):
-    finish_reason: str | None = None
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
-    finish_reason: str | None = None
-    error: Any = None
-
-
-_CHUNK: Final = msgspec.json.Decoder(_Chunk)
+_CHUNK: Final = msgspec.json.Decoder(Said)
 
 
 class StreamReader:
-    """Follows one stream of events. ``finished``: a finish reason was seen, so a clean end is a success."""
+    """Follows one stream of events about ``items`` answers.
 
-    def __init__(self) -> None:
+    ``finished``: every answer has had a finish reason, so a clean end is a success. ``error``: what the engine said
+    in the event that :meth:`read` called an error.
+    """
+
+    def __init__(self, items: int = 1) -> None:
+        self._items = items
+        self._ended: set[int] = set()
         self.finished = False
+        self.error: EngineError = {}
 
     def read(self, event: bytes) -> EventKind:
-        """What ``event`` is; remembers whether the answer has finished."""
+        """What ``event`` is; remembers which answers have finished."""
         data = event_data(event)
         if data is None:
             return "comment"
         if data == b"[DONE]":
             return "done"
         try:
-            chunk = _CHUNK.decode(data)
+            said = _CHUNK.decode(data)
         except msgspec.ValidationError:
-            return _unfamiliar(data)
-        except (msgspec.DecodeError, RecursionError):
+            return self._unfamiliar(data)
+        except UNREADABLE:
             return "garbage"
-        if chunk.error is not None:
+        return self._judge(said)
+
+    def _judge(self, said: Said) -> EventKind:
+        ended = said.endings()
+        if not ended and said.error is None:
+            return "data"
+        failure = said.failure()
+        if failure is not None:
+            self.error = failure
             return "error"
-        if chunk.finish_reason or any(choice.finish_reason for choice in chunk.choices):
-            self.finished = True
+        self._ended.update(index for index, _ in ended)
+        self.finished = len(self._ended) >= self._items
         return "data"
 
-
-def _unfamiliar(data: bytes) -> EventKind:
-    """JSON of a shape the router does not know is the engine's business; half JSON is garbage."""
-    try:
-        msgspec.json.decode(data)
-    except (msgspec.DecodeError, RecursionError):
-        return "garbage"
-    return "data"
+    def _unfamiliar(self, data: bytes) -> EventKind:
+        """JSON of a shape the router does not know is the engine's business, errors excepted; half JSON is garbage."""
+        try:
+            document = msgspec.json.decode(data)
+        except UNREADABLE:
+            return "garbage"
+        return self._judge(Said(error=document.get("error") if isinstance(document, dict) else None))
 
 
 def event_data(event: bytes) -> bytes | None:
@@ -128,23 +133,22 @@ def error_object(body: bytes) -> dict[str, object] | None:
     return error if isinstance(error, dict) else None
 
 
-def is_json_object(body: bytes) -> bool:
-    """True for the only kind of body an engine's complete answer can have."""
-    try:
-        return isinstance(msgspec.json.decode(body, type=dict[str, msgspec.Raw]), dict)
-    except (msgspec.DecodeError, RecursionError):
-        return False
+_ANSWERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw] | list[dict[str, msgspec.Raw]])
 
 
 def rename_room(document: bytes, room: int) -> bytes:
-    """A ``/generate`` answer with the client's own name for its room; anything else comes back as it is."""
+    """A ``/generate`` answer, or a list of them, with the client's own name for its room; else it comes back as it is."""
     try:
-        fields = msgspec.json.decode(document, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, RecursionError):
+        answers = _ANSWERS.decode(document)
+    except UNREADABLE:
         return document
-    if "bootstrap_room" not in fields:
+    each = answers if isinstance(answers, list) else [answers]
+    if not any("bootstrap_room" in fields for fields in each):
         return document
-    return msgspec.json.encode({**fields, "bootstrap_room": room})
+    renamed = [
+        {**fields, "bootstrap_room": room} if "bootstrap_room" in fields else fields for fields in each
+    ]
+    return msgspec.json.encode(renamed if isinstance(answers, list) else renamed[0])
 
 
 def rename_room_in_event(event: bytes, room: int) -> bytes:

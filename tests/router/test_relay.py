@@ -102,6 +102,40 @@ def test_a_finish_reason_is_seen_only_where_it_is_one(event: bytes, finished: bo
     assert reader.finished is finished
 
 
+def finishing(index: int, reason: object = "stop") -> list[bytes]:
+    """One item's last event, in every engine's words."""
+    documents: list[object] = [
+        {"choices": [{"index": index, "text": "", "finish_reason": reason}]},
+        {"index": index, "output": "", "finish_reason": reason},
+        {"index": index, "text": "x", "meta_info": {"finish_reason": {"type": reason}}},
+    ]
+    return [b"data: " + json.dumps(document).encode() + b"\n\n" for document in documents]
+
+
+@pytest.mark.parametrize("form", [0, 1, 2])
+def test_several_answers_have_finished_when_each_of_them_has(form: int) -> None:
+    reader = StreamReader(items=3)
+    for index, finished in ((0, False), (2, False), (2, False), (1, True)):
+        assert reader.read(finishing(index)[form]) == "data"
+        assert reader.finished is finished
+
+
+@pytest.mark.parametrize("form", [0, 1, 2])
+@pytest.mark.parametrize("reason", ["abort", "error"])
+def test_one_answer_that_was_given_up_is_an_error_of_all(form: int, reason: str) -> None:
+    reader = StreamReader(items=2)
+    assert reader.read(finishing(0)[form]) == "data"
+    assert reader.read(finishing(1, reason)[form]) == "error"
+    assert reason in str(reader.error["message"])
+    assert reader.finished is False
+
+
+def test_an_error_is_seen_in_a_shape_that_is_not_known() -> None:
+    reader = StreamReader()
+    assert reader.read(b'data: {"choices":5,"error":{"message":"why"}}\n\n') == "error"
+    assert reader.error == {"message": "why"}
+
+
 def test_the_error_event_is_one_framed_event_with_the_public_body() -> None:
     event = error_event(ApiError("decode_failed", "line\nbreak ü"), "r1")
     assert list(EventCutter().push(event)) == [event]
@@ -119,6 +153,9 @@ def test_only_an_error_object_is_one(body: bytes) -> None:
 def test_only_the_room_of_a_generate_answer_is_renamed() -> None:
     assert rename_room(b'{"output":"1.0","bootstrap_room":5,"x":1.10}', 9) == (
         b'{"output":"1.0","bootstrap_room":9,"x":1.10}'
+    )
+    assert rename_room(b'[{"bootstrap_room":5,"x":1.10},{"y":[1]}]', 9) == (
+        b'[{"bootstrap_room":9,"x":1.10},{"y":[1]}]'
     )
     assert rename_room_in_event(b'data: {"bootstrap_room":5}\n\n', 9) == b'data: {"bootstrap_room":9}\n\n'
     for untouched in (b"data: [DONE]\n\n", b": ping\n\n", b'data: {"a" : 1}\r\n\r\n'):
