@@ -15,6 +15,7 @@ from starlette.types import Send
 from pdcore.errors import ApiError, PdcoreError
 from pdcore.router.exchange import RawAnswer
 from pdcore.router.headers import as_raw
+from pdcore.router.pace import Pace
 from pdcore.router.relay import error_event
 
 
@@ -22,18 +23,32 @@ class ClientStalled(PdcoreError):
     """The client took nothing for the whole write budget."""
 
 
+def _nothing() -> None:
+    return
+
+
 class ClientAnswer:
     """One response. ``started``: the head is sent; ``ended``: nothing more may follow. ``status`` once started.
 
-    ``before_end`` is awaited before the last part goes out: what the client must find undone when it has its answer.
+    ``pace`` says when a stream's events went out. ``on_start`` is called when the head goes out, ``before_end`` awaited
+    before the last part does: what the client must find undone when it has its answer.
     """
 
-    def __init__(self, send: Send, request_id: str, *, write_timeout_s: float) -> None:
+    def __init__(
+        self,
+        send: Send,
+        request_id: str,
+        *,
+        write_timeout_s: float,
+        on_start: Callable[[], None] = _nothing,
+    ) -> None:
         self._send = send
+        self._on_start = on_start
         self._write_timeout_s = write_timeout_s
         self.request_id = request_id
         self.status: int | None = None
         self.ended = False
+        self.pace = Pace()
         self.before_end: Callable[[], Awaitable[None]] | None = None
 
     @property
@@ -43,6 +58,7 @@ class ClientAnswer:
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         """Send the head."""
         self.status = status
+        self._on_start()
         named = {"x-request-id": self.request_id, **headers}
         await self._put({"type": "http.response.start", "status": status, "headers": as_raw(named)})
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from typing import Final, get_args
+from types import TracebackType
+from typing import Final, Self, get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from pdcore.errors import ErrorCode
 from pdcore.registry.follower import Follower
@@ -15,23 +15,42 @@ from pdcore.registry.overlay.fleet import Fleet
 from pdcore.registry.overlay.suspect import Outcome
 from pdcore.router.api import PATHS, Endpoint
 from pdcore.router.exchange import FAILURES, Leg
+from pdcore.router.pace import Pace
+from pdcore.router.series import Spread, Tally
 
 OUTCOMES: Final = ("ok", "passed_through", *get_args(ErrorCode))
 LEG_OUTCOMES: Final = ("ok", "cancelled", *FAILURES)
 RETRIES: Final = ("retry_fresh", "retry_elsewhere", "retry_if_died")
 LEGS: Final[tuple[Leg, ...]] = get_args(Leg)
+REFUSALS: Final[tuple[ErrorCode, ...]] = ("unauthorized", "forbidden")
 
-_LATENCY: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_LATENCY_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_BETWEEN_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1)
 
 
 class LegOutcome:
-    """How one leg ended; cancelled unless it is said."""
+    """One leg, open inside its block; how it ended is cancelled unless it is said."""
 
-    def __init__(self) -> None:
+    __slots__ = ("_ended", "_leg", "_open", "name")
+
+    def __init__(self, leg: Leg, open_legs: Tally, ended: Tally) -> None:
+        self._leg = leg
+        self._open = open_legs
+        self._ended = ended
         self.name = "cancelled"
 
     def set(self, name: str) -> None:
         self.name = name
+
+    def __enter__(self) -> Self:
+        self._open.inc(self._leg)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.dec(self._leg)
+        self._ended.inc(self._leg, self.name)
 
 
 class RouterMetrics:
@@ -39,59 +58,50 @@ class RouterMetrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry(auto_describe=True)
-        self.in_flight = Gauge("pdcore_router_in_flight", "Requests being served.", registry=registry)
-        self._requests = Counter(
-            "pdcore_router_requests",
+        self.in_flight = Tally(registry, _named("in_flight"), "Requests being served.", falls=True)
+        self.answering = Tally(
+            registry, _named("answering"), "Requests whose answer has begun; the others wait.", falls=True
+        )
+        endpoints, legs = tuple(PATHS), {"leg": LEGS}
+        self._requests = Tally(
+            registry,
+            _named("requests"),
             "Requests by how they ended.",
-            ["endpoint", "outcome"],
-            registry=registry,
+            {"endpoint": endpoints, "outcome": OUTCOMES},
         )
-        self._duration = Histogram(
-            "pdcore_router_request_seconds",
-            "Whole requests.",
-            ["endpoint"],
-            buckets=_LATENCY,
-            registry=registry,
+        self._duration = Spread(
+            registry, _named("request_seconds"), "Whole requests.", _LATENCY_S, {"endpoint": endpoints}
         )
-        self._first_event = Histogram(
-            "pdcore_router_first_event_seconds",
-            "Streams until their first event.",
-            buckets=_LATENCY,
-            registry=registry,
+        self._first_event = Spread(
+            registry,
+            _named("ttft_seconds"),
+            "From a request to its stream's first event.",
+            _LATENCY_S,
         )
-        self._legs_open = Gauge("pdcore_router_legs_in_flight", "Open legs.", ["leg"], registry=registry)
-        self._legs = Counter(
-            "pdcore_router_legs", "Legs by how they ended.", ["leg", "outcome"], registry=registry
+        self._between = Spread(
+            registry, _named("tpot_seconds"), "Mean time between a stream's events.", _BETWEEN_S
         )
-        self._retries = Counter(
-            "pdcore_router_retries", "Further attempts by reason.", ["reason"], registry=registry
+        self._legs_open = Tally(registry, _named("legs_in_flight"), "Open legs.", legs, falls=True)
+        self._legs = Tally(
+            registry, _named("legs"), "Legs by how they ended.", {**legs, "outcome": LEG_OUTCOMES}
         )
-        self.late_prefill_failures = Counter(
-            "pdcore_router_late_prefill_failures",
+        self._retries = Tally(registry, _named("retries"), "Further attempts by reason.", {"reason": RETRIES})
+        self._refused = Tally(
+            registry, _named("refused"), "Requests of whom the router does not serve.", {"code": REFUSALS}
+        )
+        self.late_prefill_failures = Tally(
+            registry,
+            _named("late_prefill_failures"),
             "Prefill failures after the KV had arrived; the client saw none of them.",
-            registry=registry,
         )
-        self.broken_streams = Counter(
-            "pdcore_router_broken_streams", "Streams that ended with an error event.", registry=registry
+        self.broken_streams = Tally(
+            registry, _named("broken_streams"), "Streams that ended with an error event."
         )
-        self.unclaimed_rooms = Counter(
-            "pdcore_router_unclaimed_rooms",
+        self.unclaimed_rooms = Tally(
+            registry,
+            _named("unclaimed_rooms"),
             "Client rooms not claimed in the store because it was away.",
-            registry=registry,
         )
-        self._create_all()
-
-    def _create_all(self) -> None:
-        for endpoint in PATHS:
-            self._duration.labels(endpoint)
-            for outcome in OUTCOMES:
-                self._requests.labels(endpoint, outcome)
-        for leg in LEGS:
-            self._legs_open.labels(leg)
-            for outcome in LEG_OUTCOMES:
-                self._legs.labels(leg, outcome)
-        for reason in RETRIES:
-            self._retries.labels(reason)
 
     def watch(self, name: str, help_text: str, value: Callable[[], float]) -> None:
         """A gauge that is read when somebody looks."""
@@ -112,30 +122,43 @@ class RouterMetrics:
         for outcome in get_args(Outcome):
             probes.labels(outcome).set_function(partial(fleet.probes, outcome))
 
-    @contextmanager
-    def leg(self, leg: Leg) -> Iterator[LegOutcome]:
-        """Count one leg as open inside the block and by its outcome afterwards."""
-        outcome = LegOutcome()
-        self._legs_open.labels(leg).inc()
-        try:
-            yield outcome
-        finally:
-            self._legs_open.labels(leg).dec()
-            self._legs.labels(leg, outcome.name).inc()
+    def leg(self, leg: Leg) -> LegOutcome:
+        """Counts one leg as open inside its block and by its outcome afterwards."""
+        return LegOutcome(leg, self._legs_open, self._legs)
 
     def ended(self, endpoint: Endpoint, outcome: str, seconds: float) -> None:
         """One request ended with an outcome of :data:`OUTCOMES`."""
-        self._requests.labels(endpoint, outcome).inc()
-        self._duration.labels(endpoint).observe(seconds)
+        self._requests.inc(endpoint, outcome)
+        self._duration.observe(seconds, endpoint)
 
-    def first_event(self, seconds: float) -> None:
-        """A stream's first event went out ``seconds`` after its request came in."""
-        self._first_event.observe(seconds)
+    def streamed(self, started: float, pace: Pace) -> None:
+        """One stream, whole or not, that began to be waited for at ``started``."""
+        first_s, between_s = pace.first_after_s(started), pace.between_s()
+        if first_s is not None:
+            self._first_event.observe(first_s)
+        if between_s is not None:
+            self._between.observe(between_s)
 
     def retried(self, reason: str) -> None:
         """A further attempt for a reason of :data:`RETRIES`."""
-        self._retries.labels(reason).inc()
+        self._retries.inc(reason)
+
+    def refused(self, code: ErrorCode) -> None:
+        """Somebody without the key he needs; ``code`` is one of :data:`REFUSALS`."""
+        self._refused.inc(code)
+
+    def requests(self, outcome: str) -> int:
+        """How many ended so, at any endpoint."""
+        return sum(self._requests.value(endpoint, outcome) for endpoint in PATHS)
+
+    def legs_open(self, leg: Leg) -> int:
+        """Open legs now."""
+        return self._legs_open.value(leg)
 
     def render(self) -> bytes:
         """The exposition text."""
         return generate_latest(self.registry)
+
+
+def _named(name: str) -> str:
+    return f"pdcore_router_{name}"
