@@ -9,6 +9,7 @@ import asyncio
 import errno
 import ipaddress
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from ipaddress import ip_address
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp
 
 from pdcore.beside import running_beside
 from pdcore.errors import ConfigError
+from pdcore.http_head import BoundedHead
 
 BACKLOG: Final = 4096
 KEEPALIVE_S: Final = 75
@@ -66,18 +68,28 @@ def port_of(listener: socket.socket) -> int:
     return port
 
 
-def url_of(host: str, listener: socket.socket) -> str:
+def url_of(host: str, listener: socket.socket, *, tls: bool = False) -> str:
     """Where ``listener`` answers, by the name it was given."""
-    return f"http://[{host}]:{port_of(listener)}" if ":" in host else f"http://{host}:{port_of(listener)}"
+    named = f"[{host}]" if ":" in host else host
+    return f"{'https' if tls else 'http'}://{named}:{port_of(listener)}"
 
 
 @asynccontextmanager
-async def answering(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
-    """Answer HTTP on ``listener`` with the ASGI ``app`` inside the block; leaving cuts what is still open soon."""
+async def answering(
+    app: ASGIApp,
+    listener: socket.socket,
+    tls: ssl.SSLContext | None = None,
+    protocol: type[asyncio.Protocol] = BoundedHead,
+) -> AsyncIterator[None]:
+    """Answer HTTP on ``listener`` with the ASGI ``app`` inside the block; leaving cuts what is still open soon.
+
+    With ``tls`` only encrypted; a certificate loaded into it later counts for connections from then on. ``protocol`` is
+    a protocol class as uvicorn takes them.
+    """
     config = uvicorn.Config(
         app,
         loop="none",
-        http="httptools",
+        http=protocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -88,6 +100,8 @@ async def answering(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None
         timeout_keep_alive=KEEPALIVE_S,
         timeout_graceful_shutdown=CLOSING_S,
     )
+    config.load()
+    config.ssl = tls
     server = _Server(config)
     ended = asyncio.Event()
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-SHARED: Final = frozenset({"errors", "config", "clock", "telemetry", "http_server", "beside"})
+SHARED: Final = frozenset({"errors", "config", "clock", "telemetry", "http_head", "http_server", "beside"})
 EVERYTHING: Final = frozenset({"topology", "registry", "router", "engine", "group", "cli"}) | SHARED
 MAY_IMPORT: Final = {
     "topology": frozenset({"topology", "errors"}),
