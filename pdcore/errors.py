@@ -131,6 +131,8 @@ class ApiError(PdcoreError):
             headers["retry-after"] = str(self.retry_after_s)
         if self.refused is not None:
             headers["x-pdcore-refused"] = self.refused
+        if self.code == "unauthorized":
+            headers["www-authenticate"] = "Bearer"
         return headers
 
     def body(self, request_id: str | None) -> dict[str, object]:

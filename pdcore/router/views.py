@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import get_args
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
@@ -15,9 +16,11 @@ from pdcore.registry.overlay.suspect import Suspect
 from pdcore.registry.overlay.view import View
 from pdcore.router.lifecycle import Lifecycle
 from pdcore.router.load import Ledger
-from pdcore.router.metrics import RouterMetrics
+from pdcore.router.metrics import LEGS, OUTCOMES, RouterMetrics
+from pdcore.router.models import named
 from pdcore.router.pick import NoPair, Pick, Rules, Want, pick
 from pdcore.topology.instance import Instance
+from pdcore.topology.records import Role
 
 
 def servable(view: View, ledger: Ledger, rules: Rules) -> Pick | NoPair:
@@ -59,7 +62,7 @@ class Views:
         """``/v1/models`` as OpenAI has it."""
         data = [
             {"id": model, "object": "model", "created": 0, "owned_by": "pdcore"}
-            for model in self._fleet.topology.models()
+            for model in named(self._fleet.topology.models())
         ]
         return JSONResponse({"object": "list", "data": data})
 
@@ -87,6 +90,23 @@ class Views:
     async def metrics(self, _: Request) -> Response:
         """Prometheus text."""
         return Response(self._metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def stats(self, _: Request) -> Response:
+        """A few numbers for people and scripts; ``/metrics`` has all of them."""
+        topology, metrics = self._fleet.topology, self._metrics
+        roles: tuple[Role, ...] = get_args(Role)
+        ready = {f"{role}_backends": sum(one.ready for one in topology.by_role(role)) for role in roles}
+        return JSONResponse(
+            {
+                "status": "draining" if self._lifecycle.draining else "running",
+                **ready,
+                "in_flight": metrics.in_flight.value(),
+                "answering": metrics.answering.value(),
+                "legs_in_flight": {leg: metrics.legs_open(leg) for leg in LEGS},
+                "requests": {name: count for name in OUTCOMES if (count := metrics.requests(name))},
+                "revision": topology.revision,
+            }
+        )
 
     async def topology(self, _: Request) -> Response:
         """The view this router picks from."""
