@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from pdcore.config import COMMON, ENGINE, FACADE, LISTEN, ROUTER, UP
+from pdcore.config.operator import OPERATOR
 from pdcore.config.setting import Setting
 
 TABLES: Final = (
@@ -14,6 +15,7 @@ TABLES: Final = (
     ("Engine", [setting for setting in ENGINE if setting not in (*COMMON, *LISTEN)]),
     ("Router", [setting for setting in ROUTER if setting not in (*COMMON, *LISTEN)]),
     ("Foreign prefill engine", [setting for setting in FACADE if setting not in COMMON]),
+    ("`pdcore topology`, `pdcore topology wait`", [setting for setting in OPERATOR if setting not in COMMON]),
     ("`pdcore up`, `pdcore demo`", [setting for setting in UP if setting not in COMMON]),
 )
 

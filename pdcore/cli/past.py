@@ -12,6 +12,7 @@ import httpx
 
 from pdcore.cli.event_lines import shown_time
 from pdcore.cli.moments import AtRevision, AtTime
+from pdcore.cli.pass_key import NO_KEY, PassKey
 from pdcore.config import CommonConfig
 from pdcore.errors import StoreError
 from pdcore.registry.connect import open_store
@@ -34,6 +35,7 @@ class Past:
 
     store: Store
     history: History
+    key: PassKey = NO_KEY
 
     async def view(self, moment: AtRevision | AtTime) -> Topology:
         """The view then. Raises :class:`NotKept` saying what can be asked for."""
@@ -45,7 +47,7 @@ class Past:
             return await self._view_of_a_router(moment.time_ms, reason)
 
     async def _view_of_a_router(self, time_ms: int, reason: NotKept) -> Topology:
-        answers = await _ask_routers(await self.history.now(), time_ms)
+        answers = await _ask_routers(await self.history.now(), time_ms, self.key)
         known = [answer for answer in answers if answer.time_ms is not None]
         if known:
             return max(known, key=lambda answer: answer.revision).topology
@@ -63,20 +65,20 @@ class Past:
 
 
 @asynccontextmanager
-async def open_past(config: CommonConfig) -> AsyncIterator[Past]:
-    """Open the store, and the journal's Redis if one is named."""
+async def open_past(config: CommonConfig, key: PassKey = NO_KEY) -> AsyncIterator[Past]:
+    """Open the store, and the journal's Redis if one is named; ``key`` is for routers."""
     async with AsyncExitStack() as opened:
         store = await opened.enter_async_context(open_store(config.store_access))
         streams = None
         if config.redis_access is not None:
             streams = await opened.enter_async_context(journals(config.redis_access, config.cluster))
-        yield Past(store, History(store, Keyspace(cluster=config.cluster), streams))
+        yield Past(store, History(store, Keyspace(cluster=config.cluster), streams), key)
 
 
-async def _ask_routers(view: Topology, time_ms: int) -> list[Remembered]:
+async def _ask_routers(view: Topology, time_ms: int, key: PassKey) -> list[Remembered]:
     """What each router that answers says about ``time_ms``."""
     limit = asyncio.Semaphore(AT_ONCE)
-    async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False, follow_redirects=False) as client:
+    async with key.client(ANSWER_S) as client:
 
         async def ask(admin_url: str) -> Remembered | None:
             async with limit:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import httpx
 
+from pdcore.cli.pass_key import NO_KEY, PassKey
 from pdcore.topology.topology import Topology
 
 CONNECT_S: Final = 2.0
@@ -44,12 +45,12 @@ class Unreachable:
 
 
 async def ask_routers(
-    view: Topology, path: str, params: Params, *, timeout_s: float
+    view: Topology, path: str, params: Params, *, timeout_s: float, key: PassKey = NO_KEY
 ) -> dict[str, Said | Unreachable]:
     """The answer of every router of ``view`` to ``GET {admin URL}{path}``, by router id in order."""
     limit = asyncio.Semaphore(AT_ONCE)
     timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
-    async with httpx.AsyncClient(timeout=timeout, trust_env=False, follow_redirects=False) as client:
+    async with key.client(timeout) as client:
 
         async def ask(admin_url: str) -> Said | Unreachable:
             async with limit:

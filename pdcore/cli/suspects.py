@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from pdcore.cli.pass_key import NO_KEY, PassKey
 from pdcore.cli.routers import Said, Unreachable, ask_routers
 from pdcore.topology.topology import Topology
 
@@ -14,9 +15,9 @@ Suspects = Mapping[str, Mapping[str, Any]]
 """Router id → instance id → what that router knows of it."""
 
 
-async def read_suspects(view: Topology) -> Suspects:
+async def read_suspects(view: Topology, key: PassKey = NO_KEY) -> Suspects:
     """The suspects of every router that answers soon; routers without any are left out."""
-    answers = await ask_routers(view, "/pdcore/topology", {}, timeout_s=TIMEOUT_S)
+    answers = await ask_routers(view, "/pdcore/topology", {}, timeout_s=TIMEOUT_S, key=key)
     found = {router_id: suspects_in(answer) for router_id, answer in answers.items()}
     return {router_id: suspects for router_id, suspects in found.items() if suspects}
 

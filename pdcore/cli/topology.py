@@ -12,10 +12,12 @@ import click
 from pdcore.cli import suspects, waiting
 from pdcore.cli.event_lines import event_line
 from pdcore.cli.moments import AtRevision, AtTime, parse_moment
+from pdcore.cli.pass_key import PassKey
 from pdcore.cli.past import open_past
 from pdcore.cli.terminal import FAILED, console, failing_in_one_line, reading_store
 from pdcore.cli.waiting import wait_everywhere
 from pdcore.config import COMMON, CommonConfig, StoreAccess, load, options
+from pdcore.config.operator import OPERATOR, OperatorConfig
 from pdcore.errors import ConfigError
 from pdcore.group.overview import document, table
 from pdcore.registry.connect import open_store
@@ -26,7 +28,7 @@ from pdcore.topology.topology import Topology, build
 
 
 @click.group(invoke_without_command=True)
-@options(COMMON)
+@options(OPERATOR)
 @click.option(
     "--at",
     metavar="REVISION|TIME",
@@ -44,15 +46,16 @@ def topology(context: click.Context, /, at: str | None, as_json: bool, **flags: 
         context.default_map = {context.invoked_subcommand: {k: v for k, v in flags.items() if v is not None}}
         return
     with failing_in_one_line("pdcore topology"):
-        config = load(CommonConfig, COMMON, flags, section="topology")
+        config = load(OperatorConfig, OPERATOR, flags, section="topology")
+        key = PassKey.of(config)
         moment = None if at is None else parse_moment(at, datetime.now().astimezone())
         with reading_store(config.store):
             read = asyncio.run(
                 read_topology(config.store_access, config.cluster)
                 if moment is None
-                else _read_past(config, moment)
+                else _read_past(config, moment, key)
             )
-        doubted = {} if moment is not None else asyncio.run(suspects.read_suspects(read))
+        doubted = {} if moment is not None else asyncio.run(suspects.read_suspects(read, key))
     if as_json:
         shown = document(read, store=config.store, cluster=config.cluster) | {"suspects": doubted}
         click.echo(json.dumps(shown, indent=2))
@@ -63,7 +66,7 @@ def topology(context: click.Context, /, at: str | None, as_json: bool, **flags: 
 
 
 @topology.command()
-@options(COMMON)
+@options(OPERATOR)
 @click.option("--revision", required=True, type=click.IntRange(1, HIGHEST_REVISION), help="What to wait for.")
 @click.option(
     "--timeout-s",
@@ -76,10 +79,11 @@ def topology(context: click.Context, /, at: str | None, as_json: bool, **flags: 
 def wait(revision: int, timeout_s: float, as_json: bool, **flags: str | None) -> None:
     """Wait until every registered router knows the keyspace up to a revision; exit 1 naming those that do not."""
     with failing_in_one_line("pdcore topology wait"):
-        config = load(CommonConfig, COMMON, flags, section="topology")
+        config = load(OperatorConfig, OPERATOR, flags, section="topology")
+        key = PassKey.of(config)
         with reading_store(config.store):
             read = asyncio.run(read_topology(config.store_access, config.cluster))
-        rows = asyncio.run(wait_everywhere(read, revision, timeout_s))
+        rows = asyncio.run(wait_everywhere(read, revision, timeout_s, key))
         if as_json:
             click.echo(json.dumps(waiting.document(rows, revision=revision), indent=2))
         else:
@@ -115,8 +119,8 @@ def diff(old: int, new: int, as_json: bool, **flags: str | None) -> None:
             click.echo(f"Nothing differs between {old} and {new}.")
 
 
-async def _read_past(config: CommonConfig, moment: AtRevision | AtTime) -> Topology:
-    async with open_past(config) as past:
+async def _read_past(config: CommonConfig, moment: AtRevision | AtTime, key: PassKey) -> Topology:
+    async with open_past(config, key) as past:
         return await past.view(moment)
 
 

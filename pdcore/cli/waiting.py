@@ -11,6 +11,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from pdcore.cli.pass_key import NO_KEY, PassKey
 from pdcore.cli.routers import CONNECT_S, Said, Unreachable, ask_routers
 from pdcore.topology.topology import Topology
 
@@ -28,11 +29,13 @@ class RouterRow:
     problem: str | None = None
 
 
-async def wait_everywhere(view: Topology, revision: int, timeout_s: float) -> tuple[RouterRow, ...]:
+async def wait_everywhere(
+    view: Topology, revision: int, timeout_s: float, key: PassKey = NO_KEY
+) -> tuple[RouterRow, ...]:
     """One row per router of ``view``, in order of their ids; takes little more than ``timeout_s``."""
     params: dict[str, str | int | float] = {"at_least": revision, "timeout_s": timeout_s}
     patience_s = timeout_s + CONNECT_S + GRACE_S
-    answers = await ask_routers(view, "/pdcore/revision", params, timeout_s=patience_s)
+    answers = await ask_routers(view, "/pdcore/revision", params, timeout_s=patience_s, key=key)
     return tuple(
         row(router_id, view.routers[router_id].admin_url, answer, revision=revision, store_id=view.store_id)
         for router_id, answer in answers.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -163,3 +164,29 @@ async def test_the_topology_shows_what_its_routers_doubt(etcd: EtcdServer, store
         assert "p0 is suspect to r1: kept, its record vanished unexplained" in table.stdout
         shown = await asyncio.to_thread(CliRunner().invoke, main, [*arguments, "--json"])
         assert json.loads(shown.stdout)["suspects"] == {"r1": said}
+
+
+@pytest.mark.integration
+async def test_routers_are_shown_the_operators_token_and_no_message_holds_it(
+    etcd: EtcdServer, store: Store, tmp_path: Path
+) -> None:
+    secret = "operators-0123456789"
+    token, odd = tmp_path / "token", tmp_path / "odd"
+    token.write_text(secret + "\n")
+    odd.write_text(secret + " and more")
+    async with FakeEngine([()]) as router:
+        revision = await put_routers(store, "token", r1=router.url)
+        router.scripts = [fake.answer(200, json.loads(said(revision=revision)))]
+        fine = await wait(etcd, "token", revision, "--admin-token-file", str(token))
+        assert (fine.exit_code, fine.stderr) == (0, "")
+        assert router.seen[-1].headers["authorization"] == f"Bearer {secret}"
+        for flag, file in (
+            ("--admin-token-file", odd),
+            ("--router-ca", odd),
+            ("--router-ca", tmp_path / "no"),
+        ):
+            wrong = await wait(etcd, "token", revision, flag, str(file))
+            assert (wrong.exit_code, wrong.stderr.count("\n")) == (2, 1)
+            assert f"{flag} / PDCORE_" in wrong.stderr
+            assert secret not in wrong.stderr
+        assert len(router.seen) == 1

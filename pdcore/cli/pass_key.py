@@ -1,0 +1,50 @@
+"""How a command shows a router that an operator asks, and by what it knows the router."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import httpx
+
+from pdcore.config.operator import OperatorConfig
+from pdcore.errors import ConfigError
+from pdcore.router.api_keys import Token
+
+
+@dataclass(frozen=True, slots=True)
+class PassKey:
+    """The headers to send and the authorities to trust."""
+
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    verify: ssl.SSLContext | bool = True
+
+    @classmethod
+    def of(cls, config: OperatorConfig) -> PassKey:
+        """What the settings name; raises ConfigError for a file that cannot be used."""
+        headers: dict[str, str] = {}
+        try:
+            setting = "--admin-token-file / PDCORE_ADMIN_TOKEN_FILE"
+            if config.admin_token_file is not None:
+                token = Token.read(config.admin_token_file.read_text(encoding="utf-8"))
+                headers["authorization"] = f"Bearer {token.secret}"
+            setting = "--router-ca / PDCORE_ROUTER_CA"
+            verify = True if config.router_ca is None else ssl.create_default_context(cafile=config.router_ca)
+        except (OSError, ValueError) as wrong:
+            raise ConfigError(f"{setting}: {wrong}") from None
+        return cls(headers, verify)
+
+    def client(self, timeout: httpx.Timeout | float) -> httpx.AsyncClient:
+        """A client for routers only: what it sends goes nowhere else, also not where an answer points."""
+        return httpx.AsyncClient(
+            timeout=timeout,
+            trust_env=False,
+            follow_redirects=False,
+            headers=dict(self.headers),
+            verify=self.verify,
+        )
+
+
+NO_KEY: Final = PassKey()
