@@ -1,0 +1,85 @@
+"""Blocks that somebody else, or time, may end. Cheaper than a task per thing to wait for.
+
+Both cancel the task inside the block, as ``asyncio.timeout`` does, and take that one cancellation back when the block is
+left; a cancellation of anybody else passes through. They nest. The block has to be left by the task that entered it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from pdcore.router.lazy_timer import LazyTimer
+
+ReasonT = TypeVar("ReasonT")
+
+
+class Interrupt(Generic[ReasonT]):
+    """``with``: the block ends quietly, where it waits, once :meth:`strike` was called; ``reason`` says why.
+
+    A strike out of the block itself does nothing: the block can simply end.
+    """
+
+    __slots__ = ("_cancelling", "_struck", "_task", "reason")
+
+    def __init__(self) -> None:
+        self.reason: ReasonT | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling = 0
+        self._struck = False
+
+    def strike(self, reason: ReasonT) -> None:
+        """End the block; the first reason counts, and none after the block."""
+        if self._task is not None and not self._struck and asyncio.current_task() is not self._task:
+            self._struck = True
+            self.reason = reason
+            self._task.cancel()
+
+    def __enter__(self) -> Self:
+        self._task = asyncio.current_task()
+        assert self._task is not None, "there is nothing to interrupt outside a task"
+        self._cancelling = self._task.cancelling()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        task, self._task = self._task, None
+        if not self._struck or task is None:
+            return False
+        last = task.uncancel() <= self._cancelling
+        return last and kind is not None and issubclass(kind, asyncio.CancelledError)
+
+
+class Alarm:
+    """``with``: the task inside is interrupted once the instant last given to :meth:`set` has passed.
+
+    Setting costs next to nothing: made for deadlines that move on with every chunk of a stream. ``rang`` tells
+    afterwards whether time was up.
+    """
+
+    __slots__ = ("_interrupt", "_timer", "set")
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._interrupt = Interrupt[bool]()
+        self._timer = LazyTimer(self._ring, now)
+        self.set = self._timer.set  # one call less for every chunk
+
+    @property
+    def rang(self) -> bool:
+        return bool(self._interrupt.reason)
+
+    def __enter__(self) -> Self:
+        self._interrupt.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._timer.cancel()
+        return self._interrupt.__exit__(kind, error, trace)
+
+    def _ring(self) -> None:
+        self._interrupt.strike(True)

@@ -1,0 +1,60 @@
+"""A POST as the bytes that go to an engine, and where they go. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+from pdcore.errors import PdcoreError
+
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_ALWAYS: Final = "accept-encoding: identity\r\ncontent-type: application/json\r\n"
+
+
+class BadUrl(PdcoreError):
+    """A URL that nobody can connect to."""
+
+
+class Origin(NamedTuple):
+    """What a connection leads to; requests to one origin share its connections."""
+
+    host: str
+    port: int
+    tls: bool
+
+
+class Target(NamedTuple):
+    """An origin, and how a head begins that asks for one path there."""
+
+    origin: Origin
+    opening: str
+
+
+def target(url: str) -> Target:
+    """Where ``url`` leads. Raises :class:`BadUrl`."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as wrong:
+        raise BadUrl(f"{url[:256]!r} is no URL: {wrong}") from None
+    if parts.scheme not in _DEFAULT_PORTS or not host or parts.username is not None:
+        raise BadUrl(f"{url[:256]!r} is no URL of an engine")
+    path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+    named = f"[{host}]" if ":" in host else host
+    host_header = named if port is None else f"{named}:{port}"
+    if not all("!" <= character <= "~" for character in path + host_header):
+        raise BadUrl(f"{url[:256]!r} has characters that no request may carry")
+    origin = Origin(host, port or _DEFAULT_PORTS[parts.scheme], parts.scheme == "https")
+    return Target(origin, f"POST {path} HTTP/1.1\r\nhost: {host_header}\r\n{_ALWAYS}")
+
+
+def head(to: Target, headers: Mapping[str, str], body_bytes: int) -> bytes:
+    """The request's head. ``headers`` must not name what a head has by itself (host, length, encodings, type).
+
+    Raises ValueError for a header that would be more than one, or that HTTP cannot carry.
+    """
+    named = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if named.count("\n") != len(headers) or named.count("\r") != len(headers) or "\0" in named:
+        raise ValueError("a header holds a line end")
+    return f"{to.opening}{named}content-length: {body_bytes}\r\n\r\n".encode("latin-1")
