@@ -1,0 +1,278 @@
+"""HTTP as the router's server speaks it: a protocol class for uvicorn, leaner than its own.
+
+uvicorn accepts connections, counts them and ends them; this class reads requests from one and runs the application for
+each. The application is plain ASGI and runs under uvicorn's own class as well. What it finds here in addition is the
+scope's extension :data:`DEPARTURE`: a function that takes a callback for when the client leaves, which spares a task
+per request that waits for that.
+
+Requests that come on one connection before the earlier ones are answered wait their turn. A head has its bounds in
+bytes and in time, and a connection on which nothing is served is closed after uvicorn's ``timeout_keep_alive``.
+
+Mutable state: ``_current`` (the exchange being served), ``_queue`` (those that wait), ``_patience`` (when an idle
+connection ends), the parser's (``_url``, ``_headers``, ``_coming``, ``_head_bytes``), the two directions' brakes
+(``_held``, ``_full``), and ``_deaf``, once nothing more is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any, Final
+from urllib.parse import unquote
+
+import httptools
+import msgspec
+import uvicorn
+from uvicorn.server import ServerState
+
+from pdcore.errors import ApiError, ErrorCode
+from pdcore.http_head import HEAD_WITHIN_S, MAX_HEAD_BYTES
+from pdcore.router.lazy_timer import LazyTimer
+from pdcore.router.wire_exchange import Exchange, Message, RawHeaders
+from pdcore.telemetry import logger
+
+DEPARTURE: Final = "pdcore.departure"
+
+_ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
+_JSON: Final = (b"content-type", b"application/json")
+_log = logger(__name__)
+
+
+class ServerConnection(asyncio.Protocol):
+    """One connection of a client; implements :class:`pdcore.router.wire_exchange.Wire`."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        if not config.loaded:
+            config.load()
+        self._app = config.loaded_app
+        self._keep_alive_s = config.timeout_keep_alive
+        self._server = server_state
+        self._app_state = app_state
+        self._loop = _loop or asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        self.transport: asyncio.Transport | None = None
+        self._ends: Message = {}
+        self._current: Exchange | None = None
+        self._coming: Exchange | None = None
+        self._queue: deque[Exchange] = deque()
+        self._patience = LazyTimer(self._close, self._loop.time)
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = 0
+        self._held = False
+        self._full: asyncio.Future[None] | None = None
+        self._deaf = False
+
+    # What the transport says
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._server.connections.add(self)  # type: ignore[arg-type]
+        scheme = "https" if transport.get_extra_info("sslcontext") else "http"
+        server, client = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+        self._ends = {"scheme": scheme, "server": server, "client": client}
+        self._patience.set(self._loop.time() + HEAD_WITHIN_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.connections.discard(self)
+        self.transport = None
+        self._patience.cancel()
+        self.resume_writing()
+        for exchange in (self._current, *self._queue):
+            if exchange is not None:
+                exchange.leave()
+        self._queue.clear()
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._stop_listening()
+        except httptools.HttpParserError as wrong:
+            self._refuse("invalid_request", f"the request is not HTTP: {wrong}")
+        if self._coming is None and not self._deaf:
+            self._judge_head(len(data))
+
+    def _judge_head(self, came: int) -> None:
+        """Of a head that is not whole yet."""
+        if not self._head_bytes and self._current is None:
+            self._patience.set(self._loop.time() + HEAD_WITHIN_S)
+        self._head_bytes += came
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse("headers_too_large", f"the request's head is larger than {MAX_HEAD_BYTES} bytes")
+
+    def pause_writing(self) -> None:
+        if self._full is None:
+            self._full = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        full, self._full = self._full, None
+        if full is not None and not full.done():
+            full.set_result(None)
+
+    # What uvicorn says
+
+    def shutdown(self) -> None:
+        """Close once what is being served is answered."""
+        self._queue.clear()
+        if self._current is None:
+            self._close()
+        else:
+            self._current.keep_alive = False
+
+    # What the parser says
+
+    def on_message_begin(self) -> None:
+        self._url, self._headers, self._coming = b"", [], None
+
+    def on_url(self, part: bytes) -> None:
+        self._url += part
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._coming is None:  # else a trailer
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = 0
+        version = self._parser.get_http_version()
+        exchange = self._coming = Exchange(
+            self,
+            self._scope(version),
+            self._loop,
+            keep_alive=version != "1.0" and self._parser.should_keep_alive(),
+            wants_continue=any(name == b"expect" for name, _ in self._headers),
+        )
+        exchange.scope["extensions"] = {DEPARTURE: exchange.on_gone}
+        if self._current is None:
+            self._start(exchange)
+        else:
+            self._queue.append(exchange)
+            self.hold_back()
+
+    def on_body(self, part: bytes) -> None:
+        if self._coming is not None:
+            self._coming.add(part)
+
+    def on_message_complete(self) -> None:
+        if self._coming is not None:
+            self._coming.end_body()
+
+    def _scope(self, version: str) -> Message:
+        raw_path, _, query = self._target().partition(b"?")
+        path = raw_path.decode("latin-1")
+        return {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": version,
+            "method": self._parser.get_method().decode("latin-1"),
+            "root_path": "",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": self._headers,
+            "state": self._app_state,
+            **self._ends,
+        }
+
+    def _target(self) -> bytes:
+        """The request's target as a path, also where a client named the whole URL."""
+        if self._url.startswith(b"/"):
+            return self._url
+        try:
+            parsed = httptools.parse_url(self._url)
+        except httptools.HttpParserInvalidURLError:
+            return self._url
+        path = parsed.path or b"/"
+        return path if parsed.query is None else path + b"?" + parsed.query
+
+    # What an exchange asks for
+
+    def write(self, data: bytes) -> None:
+        if self.transport is not None:
+            self.transport.write(data)
+
+    def drained(self) -> asyncio.Future[None] | None:
+        return self._full
+
+    def hold_back(self) -> None:
+        if not self._held and self.transport is not None and not self.transport.is_closing():
+            self._held = True
+            self.transport.pause_reading()
+
+    def read_on(self) -> None:
+        if self._held and not self._queue and self.transport is not None and not self.transport.is_closing():
+            self._held = False
+            self.transport.resume_reading()
+
+    def standing_headers(self) -> RawHeaders:
+        return self._server.default_headers
+
+    def ended(self, exchange: Exchange) -> None:
+        self._server.total_requests += 1
+        self._current = None
+        if not exchange.keep_alive:
+            self._close()
+        elif self._queue:
+            self._start(self._queue.popleft())
+        else:
+            self._patience.set(self._loop.time() + self._keep_alive_s)
+            self.read_on()
+
+    # Its own affairs
+
+    def _start(self, exchange: Exchange) -> None:
+        self._current = exchange
+        self._patience.set(None)
+        task = self._loop.create_task(self._run(exchange))
+        self._server.tasks.add(task)
+        task.add_done_callback(self._server.tasks.discard)
+
+    async def _run(self, exchange: Exchange) -> None:
+        """The top of a request's task: what the application raises is reported, and ends the connection."""
+        try:
+            await self._app(exchange.scope, exchange.receive, exchange.send)
+        except Exception:
+            _log.exception("the application failed", path=exchange.scope["path"])
+        exchange.scope.pop("extensions", None)  # or it would hold the exchange that holds it
+        if exchange.complete or exchange.gone:
+            return
+        if exchange.started:
+            self._abort()
+        else:
+            self._current = None
+            self._refuse("internal", "the request could not be served")
+
+    def _refuse(self, code: ErrorCode, why: str) -> None:
+        """Answer what is no request, or got no answer, unless another answer is on its way; and close."""
+        if self._current is None:
+            error = ApiError(code, why)
+            body = msgspec.json.encode(error.body(None))
+            self.write(
+                b"HTTP/1.1 %d Refused\r\n%b: %b\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+                % (error.status, *_JSON, len(body), body)
+            )
+        self._close()
+
+    def _stop_listening(self) -> None:
+        """The client wants to go on in another protocol: it gets the answer to its request, and no other."""
+        self._deaf = True
+        if self._coming is not None:
+            self._coming.keep_alive = False
+
+    def _close(self) -> None:
+        self._deaf = True
+        if self.transport is not None:
+            self.transport.close()
+
+    def _abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
