@@ -67,8 +67,8 @@ RECIPE_FLAGS: Final = (
     RecipeFlag(
         name="bootstrap_host", metavar="IP", help="This machine's address, or that of its instance's leader."
     ),
-    RecipeFlag(name="prefill_addrs", many=True, metavar="IP...", help="For --role router only."),
-    RecipeFlag(name="decode_addrs", many=True, metavar="IP...", help="For --role router only."),
+    RecipeFlag(name="prefill_addrs", many=True, metavar="IP...", help="A router's prefill leaders."),
+    RecipeFlag(name="decode_addrs", many=True, metavar="IP...", help="A router's decode leaders."),
 )
 """``--role``, ``--devices-per-node`` and ``--bootstrap-port`` are not here: they are settings of ours by the same name."""
 

@@ -1,8 +1,9 @@
-"""``pdcore serve``: an engine instance's parent, started with the command line of cann-recipes-infer."""
+"""``pdcore serve``: an engine instance's parent, or a router, started with the command line of cann-recipes-infer."""
 
 from __future__ import annotations
 
 import sys
+from typing import Final
 
 import click
 
@@ -16,10 +17,12 @@ from pdcore.cli.recipe_flags import (
     recipe_options,
 )
 from pdcore.cli.terminal import failing_in_one_line
-from pdcore.config import ENGINE, EngineConfig, options
+from pdcore.config import ENGINE, ROUTER, EngineConfig, options
 from pdcore.errors import ConfigError
 
 Flags = dict[str, str | None]
+
+_OF_A_ROUTER: Final = {"prefill_addrs": "prefill", "decode_addrs": "decode"}
 
 
 @click.command(cls=RecipeCommand, context_settings={"token_normalize_func": dashed})
@@ -36,11 +39,18 @@ def serve(**given: str | None) -> None:
       pdcore serve --role prefill --yaml-file-path prefill.yaml --node-index 1 \\
         --devices-per-node 16 --ips p0 p1 p2 p3 --prefill-ips p0 p1 p2 p3 --decode-ips d0 d1
 
+    A router of the leaders' addresses, which needs no store:
+      pdcore serve --role router --prefill-addrs p0 p2 --decode-addrs d0 d1
+
     Those flags come first below; each works with dashes and with underscores. The others are those of
     python -m pdcore.engine. From the lists, the sizes and --devices-per-node follow the instance, its leader and this
     machine's place in it. Instances and routers find each other through --store.
     """
     with failing_in_one_line("pdcore serve"):
+        if given["role"] == "router":
+            from pdcore.router.__main__ import be_router
+
+            return be_router(router_flags(given))
         _refuse_what_is_not_there(given)
         from pdcore.engine.__main__ import serve as be_parent  # says itself which extra is missing
 
@@ -49,11 +59,6 @@ def serve(**given: str | None) -> None:
 
 
 def _refuse_what_is_not_there(given: Given) -> None:
-    if given["role"] == "router":
-        raise ConfigError(
-            "--role router: a router of fixed addresses is not there yet; `python -m pdcore.router` finds every"
-            " instance in the store"
-        )
     if given["engine_backend"] == "memfabric":
         raise ConfigError(
             "--engine-backend memfabric: there is no adapter for it yet; mooncake is the other one"
@@ -61,6 +66,20 @@ def _refuse_what_is_not_there(given: Given) -> None:
     for name in ("prefill_addrs", "decode_addrs"):
         if given[name] is not None:
             raise ConfigError(f"--{dashed(name)}: is for --role router")
+
+
+def router_flags(given: Given) -> Flags:
+    """A router's settings in the command line of ``--role router``. ConfigError for what only an instance has."""
+    known = {setting.name for setting in ROUTER} | {"config"}
+    flags: Flags = {}
+    for name, value in given.items():
+        if name in known:
+            flags[name] = value
+        elif name in _OF_A_ROUTER:
+            flags[_OF_A_ROUTER[name]] = value
+        elif value is not None and name != "role":
+            raise ConfigError(f"--{dashed(name)}: is not for --role router")
+    return flags
 
 
 def settings_of(given: Given) -> tuple[Flags, Flags]:

@@ -19,6 +19,7 @@ from pdcore.config.file import CONFIG_FILE, read_file
 from pdcore.config.router import ROUTER
 from pdcore.config.setting import Setting
 from pdcore.config.up import UP
+from pdcore.config.words import ListOption
 from pdcore.errors import ConfigError
 
 SECTIONS: Final[Mapping[str, Sequence[Setting]]] = {
@@ -86,9 +87,13 @@ def options(settings: Sequence[Setting]) -> Callable[[CommandT], CommandT]:
                 continue
             default = f" [default: {setting.default}]" if setting.default is not None else ""
             help_text = f"{setting.help}{default} [{', '.join(setting.variables)}]"
-            command = click.option(*setting.flags, setting.name, metavar=setting.metavar, help=help_text)(
-                command
-            )
+            command = click.option(
+                *setting.flags,
+                setting.name,
+                metavar=setting.metavar,
+                help=help_text,
+                cls=ListOption if setting.many else click.Option,
+            )(command)
         file_help = (
             f"TOML file with the same names, ./{CONFIG_FILE} if it is there; for engines also a directory with"
             f" prefill.yaml and decode.yaml, or one of them. {PRECEDENCE} [PDCORE_CONFIG]"

@@ -17,7 +17,8 @@ class Setting:
     """One thing a person can set. ``name`` is the dataclass field, ``parse`` raises ValueError with a sentence.
 
     A ``secret`` has no flag, because everybody on the machine can read a command line, and its value is never shown.
-    ``other_flags`` and ``other_variables`` are names that people know from elsewhere; ours come first.
+    ``other_flags`` and ``other_variables`` are names that people know from elsewhere; ours come first. With ``many`` the
+    flag takes every word up to the next one, and ``parse`` gets them with blanks between.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Setting:
     default: str | None = None
     metavar: str = "TEXT"
     secret: bool = False
+    many: bool = False
     other_flags: tuple[str, ...] = ()
     other_variables: tuple[str, ...] = ()
 

@@ -76,7 +76,7 @@ def target(role: TargetRole, word: str) -> Target:
 
 
 def _host_and_port(address: str, word: str) -> tuple[str, int | None]:
-    scheme, separator, rest = address.partition("://")
+    scheme, separator, _ = address.partition("://")
     if separator and scheme != "http":
         raise ValueError(f"{word!r} must be HOST[:PORT] or http://HOST[:PORT]")
     if not separator and address.count(":") > 1 and not address.startswith("["):

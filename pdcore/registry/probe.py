@@ -9,6 +9,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 OK: Final = 200
+UNNAMED: Final = "unnamed-"
+"""How an incarnation begins that was made up for an engine that names none itself."""
+_HAS_NO_HEALTH: Final = frozenset({404, 405, 501})
 _MAX_ANSWER_BYTES: Final = 16 << 10
 
 
@@ -21,6 +24,11 @@ class Health(NamedTuple):
 
     status: int
     incarnation: str | None
+
+    @property
+    def is_good(self) -> bool:
+        """It says that it is well, or knows no such question but is there."""
+        return self.status == OK or (self.incarnation is None and self.status in _HAS_NO_HEALTH)
 
 
 async def answering_incarnation(url: str, timeout_s: float) -> str | None:
@@ -41,7 +49,13 @@ async def ask_health(url: str) -> Health:
 
     It has no deadline of its own.
     """
-    return parse_answer(await _ask(url))
+    return parse_answer(await _get(url, "/health"))
+
+
+async def fetch(url: str, path: str) -> tuple[int, bytes]:
+    """Status and body of ``{url}{path}``, a small one. Raises as :func:`ask_health` does, and has no deadline either."""
+    answer = await _get(url, path)
+    return parse_answer(answer).status, answer.partition(b"\r\n\r\n")[2]
 
 
 def parse_answer(answer: bytes) -> Health:
@@ -65,14 +79,14 @@ def content_length(head: bytes) -> int | None:
     return None
 
 
-async def _ask(url: str) -> bytes:
+async def _get(url: str, path: str) -> bytes:
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.hostname is None:
         raise ValueError(f"{url} is not an http URL")
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80, limit=_MAX_ANSWER_BYTES)
     try:
         # HTTP/1.0: an answer of unknown length ends where the connection does, never chunked.
-        writer.write(f"GET /health HTTP/1.0\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode())
+        writer.write(f"GET {path} HTTP/1.0\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode())
         head = await reader.readuntil(b"\r\n\r\n")
         return head + await _read_body(reader, content_length(head))
     finally:

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from pdcore.cli import main
 from pdcore.cli.recipe_flags import RECIPE_FLAGS, gathered
-from pdcore.cli.serve import serve, settings_of
-from pdcore.config import EngineConfig
+from pdcore.cli.serve import router_flags, serve, settings_of
+from pdcore.config import ROUTER, EngineConfig, RouterConfig, load
 from pdcore.engine.settings import read_settings
 from pdcore.errors import ConfigError
 
@@ -133,9 +133,11 @@ def test_mooncake_is_an_engine_of_ours() -> None:
 LISTED = "--role decode --yaml-file-path decode.yaml --ips d0 d1"
 REFUSALS = [
     (
-        "--role router --prefill-addrs p0 p2 --decode_addrs d0 d1",
-        "--role router: a router of fixed addresses is not there yet",
+        "--role router --prefill-addrs p0 --decode-addrs d0 --ips p0 d0",
+        "--ips: is not for --role router",
     ),
+    ("--role router --prefill-addrs p0 --kv-tokens 7", "--kv-tokens: is not for --role router"),
+    ("--role router --prefill-addrs p0/x", "--prefill / PDCORE_PREFILL: 'p0/x' must be HOST[:PORT]"),
     (f"{LISTED} --engine_backend memfabric", "--engine-backend memfabric: there is no adapter for it yet"),
     (f"{LISTED} --prefill-addrs p0", "--prefill-addrs: is for --role router"),
     (
@@ -181,9 +183,22 @@ def test_what_cannot_work_is_a_sentence_and_exit_status_2(line: str, says: str) 
     assert says in refused(line)
 
 
-@pytest.mark.parametrize("line", ["--role router", f"{LISTED} --engine-backend memfabric"])
-def test_what_is_not_there_yet_is_one_line(line: str) -> None:
-    assert len(refused(line).splitlines()) == 1
+def test_what_is_not_there_yet_is_one_line() -> None:
+    assert len(refused(f"{LISTED} --engine-backend memfabric").splitlines()) == 1
+
+
+def test_a_router_takes_the_leaders_addresses_and_its_own_settings() -> None:
+    line = "--role router --prefill-addrs p0 p2 --decode_addrs=d0 d1 --port 9000 --cluster c"
+    flags = router_flags(serve.make_context("serve", shlex.split(line)).params)
+    made = load(RouterConfig, ROUTER, flags, section="router", environ={})
+    assert [one.url for one in made.targets] == [
+        "http://p0:8001",
+        "http://p2:8001",
+        "http://d0:8100",
+        "http://d1:8100",
+    ]
+    assert [one.bootstrap_port for one in made.targets] == [18800, 18800, None, None]
+    assert (made.port, made.cluster) == (9000, "c")
 
 
 def test_help_shows_two_examples() -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from pdcore.clock import Clock
 from pdcore.registry.overlay.suspect import Outcome, Probe
-from pdcore.registry.probe import OK, Health, ask_health
+from pdcore.registry.probe import OK, UNNAMED, Health, ask_health
 
 LATE: Final = 1.5
 """A deadline that passed so much too late says that this process stood still, and nothing about the other one."""
@@ -29,6 +29,8 @@ async def ask(probe: Probe, timeout_s: float, clock: Clock) -> Outcome:
 
 def judge(health: Health, expected: str) -> Outcome:
     """What ``health`` says about the incarnation ``expected``."""
+    if health.incarnation is None and expected.startswith(UNNAMED):
+        return "answered" if health.is_good else "failed"
     if health.incarnation == expected:
         return "answered" if health.status == OK else "failed"
     return "other" if health.incarnation is not None or health.status == OK else "silent"

@@ -1,0 +1,60 @@
+"""Asking an engine at a fixed address how it is and what it serves; engines of any make."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import msgspec
+
+from pdcore.registry.probe import OK, Health, ask_health, fetch
+from pdcore.router.fixed.standing import Answers, Fails, Heard, Silent
+from pdcore.router.models import ANY_MODEL
+
+MODELS: Final = "/v1/models"
+MOST_MODELS: Final = 64
+MOST_CHARACTERS: Final = 256
+_UNREADABLE: Final = (EOFError, ValueError, asyncio.LimitOverrunError)
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+async def hear(url: str, timeout_s: float) -> Heard:
+    """How the engine at ``url`` is, within ``timeout_s``."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return heard(await ask_health(url))
+    except ConnectionRefusedError:
+        return Fails(why="it refuses connections")
+    except (TimeoutError, ConnectionError, *_UNREADABLE):
+        return Silent()
+    except OSError as wrong:
+        return Fails(why=f"it cannot be reached: {wrong}")
+
+
+def heard(health: Health) -> Heard:
+    """What its answer says."""
+    if health.is_good:
+        return Answers(incarnation=health.incarnation)
+    return Fails(why=f"its health is {health.status}")
+
+
+async def models_of(url: str, timeout_s: float) -> tuple[str, ...] | None:
+    """What the engine at ``url`` says that it serves; None when it does not say."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            status, body = await fetch(url, MODELS)
+        found = msgspec.json.decode(body, type=_Models).data if status == OK else []
+    except (OSError, *_UNREADABLE, msgspec.DecodeError):
+        return None
+    return tuple(one.id for one in found if _is_name(one.id))[:MOST_MODELS] or None
+
+
+def _is_name(model: str) -> bool:
+    return 0 < len(model) <= MOST_CHARACTERS and model != ANY_MODEL
