@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import random
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 import pytest
 
+from pdcore.config.policies import PolicyNames
+from pdcore.router.api import parse
 from pdcore.router.load import Ledger
 from pdcore.router.pick import CompatMemo, NoPair, Pick, Rules, Want, pick
+from pdcore.router.policies.prompt_memory import PromptMemory
+from pdcore.router.policies.selection import USUAL, Selection
 from pdcore.topology import codec, keys
 from pdcore.topology.compat import check_pair
-from pdcore.topology.instance import Instance
 from pdcore.topology.records import DesiredRecord, InstanceRecord, OrderRecord, Record
 from pdcore.topology.topology import Stored, Topology, build
 from tests.router.fleet import COMPAT, MODEL, entries, record
@@ -24,10 +29,13 @@ pytestmark = pytest.mark.unit
 WANT = Want(model=MODEL)
 
 
-def rules() -> Rules:
+def rules(policies: Selection | str = "least_loaded") -> Rules:
+    if isinstance(policies, str):
+        policies = Selection(PolicyNames(usual=policies))
     return Rules(
         check=CompatMemo(lambda p, d: check_pair(p.record, d.record)),
         protocols=frozenset({"bootstrap", "unified"}),
+        policies=policies,
     )
 
 
@@ -138,10 +146,14 @@ def test_a_pin_and_a_dp_rank_restrict_the_prefill() -> None:
     assert "has no dp rank 5" in against(topology, Want(model=MODEL, prefill_dp_rank=5)).reasons["p"]
 
 
-def test_unified_serves_only_when_no_pair_is_eligible() -> None:
+def test_unified_serves_only_when_no_pair_is_eligible_or_it_is_preferred() -> None:
     unified = record("unified", "http://127.0.0.1:3")
     instances = {"u": unified, "p": prefill(), "d": decode()}
     assert picked(fleet(instances)).name == "p,d"
+    assert picked(fleet(instances), Want(model=MODEL, prefers_unified=True)).name == "u"
+    assert (
+        picked(fleet({"p": prefill(), "d": decode()}), Want(model=MODEL, prefers_unified=True)).name == "p,d"
+    )
     alone = picked(fleet({"u": unified, "p": prefill()}))
     assert (alone.name, alone.prefill, alone.prefill_dp_rank) == ("u", None, None)
     assert against(fleet({"u": unified}), Want(model=MODEL, pinned_prefill="p")).reasons["*"]
@@ -153,25 +165,128 @@ def test_an_empty_fleet_says_which_roles_are_missing() -> None:
     }
 
 
+@pytest.mark.parametrize("policy", ["round_robin", "least_loaded"])
 @pytest.mark.parametrize(("prefills", "decodes"), list(product((1, 2, 3, 4), (1, 2, 3, 4))))
-def test_one_at_a_time_every_member_gets_its_share_and_every_pair_occurs(prefills: int, decodes: int) -> None:
-    topology = fleet(
-        {f"p{n}": prefill() for n in range(prefills)} | {f"d{n}": decode() for n in range(decodes)}
-    )
-    ledger, pairs = Ledger(), Counter[tuple[str, str]]()
-    rounds = 1000
-    for _ in range(rounds):
-        found = picked(topology, ledger=ledger)
-        assert found.prefill is not None
-        for hold in ledger.take(found).values():
-            hold.release()
-        pairs[found.prefill.instance_id, found.decode.instance_id] += 1
+def test_one_at_a_time_every_member_gets_its_share_and_every_pair_occurs(
+    prefills: int, decodes: int, policy: str
+) -> None:
+    used, ledger, pairs = rules(policy), Ledger(), Counter[tuple[str, str]]()
+    topology = square(prefills, decodes)
+    for _ in range(1000):
+        found = pick(topology, WANT, ledger, used)
+        assert isinstance(found, Pick)
+        pairs[served(found, ledger)] += 1
+    assert_even(pairs, prefills, decodes)
+
+
+def test_by_default_distinct_prompts_reach_every_member_alike_and_every_pair_occurs() -> None:
+    used, ledger, pairs = rules(USUAL), Ledger(), Counter[tuple[str, str]]()
+    topology, memory = square(4, 4), PromptMemory(USUAL)
+    for number in range(10_000):
+        found = pick(topology, asking(memory, chat(f"question {number}"), number), ledger, used)
+        assert isinstance(found, Pick)
+        pairs[served(found, ledger)] += 1
+    assert_even(pairs, 4, 4)
+
+
+def test_routers_that_serve_different_requests_pick_the_same_prefill_for_the_same_prompt() -> None:
+    topology, dice = square(8, 4), random.Random(3)
+    routers = [(rules(USUAL), Ledger(), PromptMemory(USUAL)) for _ in range(4)]
+    prompts = [chat(f"session {number} {'x' * 200}", system=f"{number % 5}" * 900) for number in range(300)]
+
+    def prefill_of(router: int, prompt: bytes) -> str:
+        used, ledger, memory = routers[router]
+        found = pick(topology, asking(memory, prompt, dice.getrandbits(63)), ledger, used)
+        assert isinstance(found, Pick)
+        return served(found, ledger)[0]
+
+    for prompt in prompts:
+        prefill_of(dice.randrange(4), prompt)
+    homes = [{prefill_of(router, prompt) for router in range(4)} for prompt in prompts]
+    assert all(len(home) == 1 for home in homes)
+    assert len(set().union(*homes)) == 8
+
+
+def chat(question: str, system: str = "be brief") -> bytes:
+    """The body of a request."""
+    said = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    return json.dumps({"model": MODEL, "messages": said}).encode()
+
+
+def asking(memory: PromptMemory, body: bytes, draw: int) -> Want:
+    return Want(model=MODEL, prefix=memory.see(MODEL, parse("chat", body), 0.0), draw=draw)
+
+
+def square(prefills: int, decodes: int) -> Topology:
+    return fleet({f"p{n}": prefill() for n in range(prefills)} | {f"d{n}": decode() for n in range(decodes)})
+
+
+def served(found: Pick, ledger: Ledger) -> tuple[str, str]:
+    """The pair's names, once it has served its request."""
+    assert found.prefill is not None
+    for hold in ledger.take(found).values():
+        hold.release()
+    return found.prefill.instance_id, found.decode.instance_id
+
+
+def assert_even(pairs: Counter[tuple[str, str]], prefills: int, decodes: int) -> None:
     assert len(pairs) == prefills * decodes
+    rounds = sum(pairs.values())
     for count, names in ((prefills, 0), (decodes, 1)):
         shares = Counter[str]()
         for pair, times in pairs.items():
             shares[pair[names]] += times
-        assert all(abs(share - rounds / count) <= 0.1 * rounds / count for share in shares.values())
+        assert all(abs(share - rounds / count) <= 0.1 * rounds / count for share in shares.values()), shares
+
+
+def test_a_pick_says_why_it_is_this_pair() -> None:
+    ledger = Ledger()
+    topology = fleet({"p0": prefill(), "p1": prefill(), "old": prefill(state="draining"), "d": decode()})
+    ledger.take(picked(topology, ledger=ledger))
+    found = json.loads(json.dumps(picked(topology, ledger=ledger).explained()))
+    assert (found["pair"], found["revision"], found["prefill_dp_rank"]) == ("p1,d", 7, 0)
+    assert found["excluded"] == {"old": ["is draining", "state is draining"]}
+    first, second = found["choices"]
+    assert (first["policy"], first["chosen"]) == ("least_loaded", "p1")
+    assert [first["candidates"][name]["legs in flight"] for name in ("p0", "p1")] == [1, 0]
+    assert (second["role"], second["candidates"]) == ("decode", {"d": {}})
+
+
+def test_no_pair_says_why_too() -> None:
+    found = against(fleet({"p": prefill(), "d": decode(state="draining")})).explained()
+    assert found == {
+        "pair": None,
+        "revision": 7,
+        "missing": ["no decode instance is ready"],
+        "excluded": {"d": ["is draining", "state is draining"]},
+    }
+
+
+def test_a_conversation_goes_to_the_dp_rank_that_has_it_unless_the_client_or_the_engine_chooses() -> None:
+    memory, used = PromptMemory(USUAL), rules(USUAL)
+
+    def rank(topology: Topology, number: int, **changes: Any) -> int | None:
+        want = replace(asking(memory, chat(f"{number}"), 1), **changes)
+        found = pick(topology, want, Ledger(), used)
+        assert isinstance(found, Pick)
+        return found.prefill_dp_rank
+
+    wide = fleet({"p": prefill(dp_size=4), "d": decode()})
+    ranks = [rank(wide, number) for number in range(50)]
+    assert set(ranks) == {0, 1, 2, 3}
+    assert ranks == [rank(wide, number) for number in range(50)]
+    assert rank(wide, 0, prefill_dp_rank=2) == 2
+    chooses = fleet({"p": prefill(dp_size=4, extra={"dp_rank_choice": "engine"}), "d": decode()})
+    assert rank(chooses, 0) is None
+
+
+def test_each_model_has_its_own_policy() -> None:
+    used = rules(Selection(PolicyNames(usual="round_robin", by_model={"other": "least_loaded"})))
+    models = (MODEL, "other")
+    both = fleet({"p": prefill(models=models), "d": decode(models=models)})
+    found = [pick(both, Want(model=model), Ledger(), used) for model in models]
+    names = [[choice.policy.name for choice in one.choices] for one in found if isinstance(one, Pick)]
+    assert names == [["round_robin"] * 2, ["least_loaded"] * 2]
 
 
 def test_the_fewest_open_legs_win_and_a_new_member_gets_no_flood() -> None:
@@ -212,21 +327,6 @@ def test_turns_of_instances_that_are_gone_are_forgotten() -> None:
     ledger.forget({"d"})
     assert ledger.last_use("p") == ledger.last_use("p", "d") == 0
     assert ledger.last_use("d") == 1
-
-
-def test_the_memo_asks_once_per_version_and_stays_bounded() -> None:
-    asked: list[str] = []
-
-    def check(prefill_side: Instance, _: Instance) -> tuple[str, ...]:
-        asked.append(prefill_side.instance_id)
-        return ()
-
-    memo = CompatMemo(check, entries=2)
-    topology = fleet({"p": prefill(), "q": prefill(), "r": prefill(), "d": decode()})
-    instances = topology.instances
-    for who in ("p", "p", "q", "q", "r", "p"):
-        memo(instances[who], instances["d"])
-    assert asked == ["p", "q", "r", "p"]
 
 
 @dataclass(frozen=True)

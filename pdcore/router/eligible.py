@@ -1,0 +1,185 @@
+"""Who could serve a request at all, and every reason why somebody could not. Pure, and remembered where it is the same.
+
+A fleet changes seldom and requests come all the time: for a request that asks for nothing but a model the answer stays
+the same until the view changes. Remembering it makes a pick's price independent of what the filter looks at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+from pdcore.router.want import Want
+from pdcore.topology.instance import Instance
+from pdcore.topology.topology import Topology
+
+Check = Callable[[Instance, Instance], tuple[str, ...]]
+"""Every reason against a (prefill, decode) pair."""
+
+Reasons = Mapping[str, tuple[str, ...]]
+
+
+class Doubts(Protocol):
+    """Whom the network speaks against: ``suspects`` come last, ``gone`` (and why) not at all."""
+
+    @property
+    def suspects(self) -> Set[str]: ...
+
+    @property
+    def gone(self) -> Mapping[str, str]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eligible:
+    """``pairs`` holds each prefill with the decodes it can pair with; everything is in order of ids.
+
+    ``reasons`` tells why others are not in it, under ``"*"`` which role is missing altogether.
+    """
+
+    pairs: Sequence[tuple[Instance, Sequence[Instance]]]
+    unified: Sequence[Instance]
+    reasons: Reasons
+
+    @property
+    def prefills(self) -> Sequence[Instance]:
+        """Every prefill that has a decode."""
+        return [prefill for prefill, _ in self.pairs]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """``all_fit`` with everybody who can, ``sure`` with those of them whom nobody suspects; the same one if that is all."""
+
+    all_fit: Eligible
+    sure: Eligible
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What an answer depends on besides the model."""
+
+    topology: Topology
+    suspects: frozenset[str]
+    gone: Mapping[str, str]
+    answers: dict[str, Answer] = field(default_factory=dict)
+
+    def holds(self, topology: Topology, doubts: Doubts) -> bool:
+        return self.topology is topology and self.gone == doubts.gone and self.suspects == doubts.suspects
+
+
+class Filter:
+    """Asks who is eligible. Mutable state: the answers for the newest view, one per model that was asked for."""
+
+    def __init__(self, check: Check, protocols: Collection[str]) -> None:
+        self._check = check
+        self._protocols = frozenset(protocols)
+        self._known = _Known(Topology.empty(), frozenset(), {})
+
+    def __call__(self, topology: Topology, want: Want, doubts: Doubts) -> Answer:
+        if want.excluded or want.pinned_prefill is not None or want.prefill_dp_rank is not None:
+            return self._ask(topology, want, doubts)
+        if not self._known.holds(topology, doubts):
+            self._known = _Known(topology, frozenset(doubts.suspects), dict(doubts.gone))
+        found = self._known.answers.get(want.model)
+        if found is None:
+            found = self._known.answers[want.model] = self._ask(topology, want, doubts)
+        return found
+
+    def _ask(self, topology: Topology, want: Want, doubts: Doubts) -> Answer:
+        reasons: dict[str, tuple[str, ...]] = {}
+        fit = []
+        for name, one in sorted(topology.instances.items()):
+            why = exclusion(topology, one, want, self._protocols)
+            if name in doubts.gone:
+                why = (*why, doubts.gone[name])
+            if why:
+                reasons[name] = why
+            else:
+                fit.append(one)
+        everybody = _eligible(fit, self._check, reasons)
+        sure = [one for one in fit if one.instance_id not in doubts.suspects]
+        certain = everybody if len(sure) == len(fit) else _eligible(sure, self._check, reasons)
+        return Answer(all_fit=everybody, sure=certain)
+
+
+def exclusion(topology: Topology, one: Instance, want: Want, protocols: Collection[str]) -> tuple[str, ...]:
+    """Every reason why ``one`` cannot take part in ``want`` at all; empty if it can."""
+    record = one.record
+    why: list[str] = []
+    if want.model not in record.models:
+        why.append(f"does not serve {want.model}")
+    if one.draining:
+        why.append("is draining")
+    if not one.ready:
+        why += one.why_not_ready
+    active = topology.active_generation(record.group)
+    if record.generation != active:
+        why.append(f"is of generation {record.generation}, active is {active}")
+    if record.role != "unified" and record.protocol not in protocols:
+        why.append(f"speaks the handshake {record.protocol!r}, which this router does not")
+    if (one.instance_id, record.incarnation) in want.excluded:
+        why.append(want.excluded[one.instance_id, record.incarnation])
+    if record.role == "prefill":
+        why += _against_prefill(one, want)
+    return tuple(why)
+
+
+def _against_prefill(one: Instance, want: Want) -> list[str]:
+    why: list[str] = []
+    if want.pinned_prefill not in (None, one.instance_id):
+        why.append(f"the request asks for {want.pinned_prefill}")
+    if want.prefill_dp_rank is not None and want.prefill_dp_rank >= one.record.dp_size:
+        why.append(f"has no dp rank {want.prefill_dp_rank}")
+    return why
+
+
+def _eligible(fit: Sequence[Instance], check: Check, reasons: Reasons) -> Eligible:
+    decodes = [one for one in fit if one.role == "decode"]
+    pairs: list[tuple[Instance, Sequence[Instance]]] = []
+    unpaired: dict[str, tuple[str, ...]] = {}
+    for prefill in (one for one in fit if one.role == "prefill"):
+        against = {one.instance_id: check(prefill, one) for one in decodes}
+        matching = [one for one in decodes if not against[one.instance_id]]
+        if matching:
+            pairs.append((prefill, matching))
+        elif decodes:
+            unpaired[prefill.instance_id] = tuple(
+                f"does not pair with {who}: {'; '.join(why)}" for who, why in against.items()
+            )
+    return Eligible(
+        pairs=pairs,
+        unified=[one for one in fit if one.role == "unified"],
+        reasons=MappingProxyType({**reasons, **unpaired, **_missing_roles(fit)}),
+    )
+
+
+def _missing_roles(fit: Iterable[Instance]) -> dict[str, tuple[str, ...]]:
+    roles = {one.role for one in fit}
+    missing = tuple(f"no {role} instance is ready" for role in ("prefill", "decode") if role not in roles)
+    return {"*": missing} if missing else {}
+
+
+_Version = tuple[str, str, int]
+
+
+def _version(one: Instance) -> _Version:
+    return (one.instance_id, one.record.incarnation, one.mod_revision)
+
+
+class CompatMemo:
+    """``compat.check_pair`` remembered per pair of record versions; bounded by forgetting everything."""
+
+    def __init__(self, check: Check, *, entries: int = 65536) -> None:
+        self._check = check
+        self._entries = entries
+        self._known: dict[tuple[_Version, _Version], tuple[str, ...]] = {}
+
+    def __call__(self, prefill: Instance, decode: Instance) -> tuple[str, ...]:
+        key = (_version(prefill), _version(decode))
+        if key not in self._known:
+            if len(self._known) >= self._entries:
+                self._known.clear()
+            self._known[key] = self._check(prefill, decode)
+        return self._known[key]

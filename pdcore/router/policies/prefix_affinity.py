@@ -1,0 +1,88 @@
+"""Prompts that begin alike go where their beginning is cached; routers agree on where without talking to each other.
+
+Every conversation has a home by rendezvous hashing, so its later turns find their KV. What is shared by many
+conversations (a system prompt, a document) ends up wherever one of them lives. That is best while everything that is
+shared fits every cache beside the conversations. Beyond, a shared part may live only at as many instances as its share
+of the traffic is worth, chosen by rendezvous too, and its conversations live among those. Nobody takes more than a
+quarter above the mean of this router's legs, and a little: what is too much goes to the next in the same order, so that
+also the second choice is always the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from typing import Final
+
+from pdcore.router.policies.base import Score
+from pdcore.router.policies.lots import lot
+from pdcore.router.want import Load, Part, Prefix, Want
+from pdcore.topology.instance import Instance
+
+BALANCE: Final = 1.25
+SLACK: Final = 1
+REPLICATED: Final = 0.25  # the share of a cache that may hold what everybody has
+BYTES_PER_TOKEN: Final = 4
+USUAL_CACHE_TOKENS: Final = 131_072  # of an instance that does not say
+
+
+class PrefixAffinity:
+    """Without a prefix the request's chance is its key."""
+
+    name: Final = "prefix_affinity"
+    terms: Final = ("over the bound", "outside the prefix's part of the fleet", "lot")
+
+    def scores(
+        self, candidates: Sequence[Instance], want: Want, load: Load, partner: Instance | None
+    ) -> Sequence[Score]:
+        flights = [load.in_flight(one.instance_id) for one in candidates]
+        bound = BALANCE * (sum(flights) + 1) / len(candidates) + SLACK
+        return [
+            (float(flight > bound), *placed)
+            for flight, placed in zip(flights, _placed(candidates, want), strict=True)
+        ]
+
+
+def dp_rank(prefix: Prefix, candidates: Sequence[Instance], chosen: Instance) -> int:
+    """The DP rank of ``chosen`` in whose cache the conversation lives, by the same rule as the instance itself."""
+    size = chosen.record.dp_size
+    names = [f"{chosen.instance_id}/{rank}" for rank in range(size)]
+    placed = _partitioned(names, *_path(prefix, candidates), among=size * len(candidates))
+    return placed.index(min(placed))
+
+
+def fits_everywhere(prefix: Prefix, candidates: Sequence[Instance]) -> bool:
+    """Whether all that prompts share may be in every cache; each DP rank has its own."""
+    records = [one.record for one in candidates]
+    smallest = min((one.kv_tokens or USUAL_CACHE_TOKENS) / one.dp_size for one in records)
+    return prefix.shared_bytes <= REPLICATED * smallest * BYTES_PER_TOKEN
+
+
+def _placed(candidates: Sequence[Instance], want: Want) -> list[tuple[int, int]]:
+    """How far each candidate is from where the prompt belongs, and its lot among those equally far."""
+    names = [one.instance_id for one in candidates]
+    if want.prefix is None:
+        return [(0, lot(want.draw, name)) for name in names]
+    return _partitioned(names, *_path(want.prefix, candidates), among=len(names))
+
+
+def _path(prefix: Prefix, candidates: Sequence[Instance]) -> tuple[Sequence[Part], Part]:
+    """The shared parts that are kept together, and the one that is the prompt's own."""
+    *shared, own = prefix.path
+    return ((), own) if not shared or fits_everywhere(prefix, candidates) else (shared, own)
+
+
+def _partitioned(
+    names: Sequence[str], shared: Sequence[Part], own: Part, *, among: int
+) -> list[tuple[int, int]]:
+    """Each shared part keeps what its share of ``among`` is worth of what the part before it kept; the rest comes later."""
+    found: dict[str, tuple[int, int]] = {}
+    kept = list(names)
+    for depth, part in enumerate(shared):
+        kept.sort(key=lambda name: lot(part.key, name))
+        worth = max(1, ceil(part.share * among * BALANCE))
+        for name in kept[worth:]:
+            found[name] = (len(shared) - depth, lot(part.key, name))
+        del kept[worth:]
+    found |= {name: (0, lot(own.key, name)) for name in kept}
+    return [found[name] for name in names]

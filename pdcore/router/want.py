@@ -1,0 +1,61 @@
+"""What a request asks of its pair, and what a router knows of its own load: all that a pick reads besides the view."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+InstanceKey = tuple[str, str]
+"""(instance id, incarnation): an exclusion never outlives the incarnation that earned it."""
+
+
+class Part(NamedTuple):
+    """A stretch of a prompt: ``key`` names everything from its beginning to there, ``share`` is its part of the traffic."""
+
+    key: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """Where a prompt stands among others.
+
+    ``path`` leads from the part it shares with most others to the first it shares with few, its conversation; there is
+    always that one.
+    ``shared_bytes`` is how long all known prefixes that many prompts share are together.
+    """
+
+    path: tuple[Part, ...]
+    shared_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """What a request asks of its pair.
+
+    ``excluded`` maps instances that refused it to what they said. ``room`` is the client's own name for its room.
+    ``draw`` is the request's chance, drawn once, so that the same question always has the same answer.
+    ``prefix`` is None where no policy asks for it. ``prefers_unified``: a pair is not worth it where one can do both.
+    """
+
+    model: str
+    pinned_prefill: str | None = None
+    prefill_dp_rank: int | None = None
+    excluded: Mapping[InstanceKey, str] = field(default_factory=dict)
+    room: int | None = None
+    draw: int = 0
+    prefix: Prefix | None = None
+    prefers_unified: bool = False
+
+
+class Load(Protocol):
+    """What this router knows of its own requests, as a policy may read it."""
+
+    def in_flight(self, instance_id: str) -> int:
+        """Legs open at the instance."""
+        ...
+
+    def last_use(self, *instance_ids: str) -> int:
+        """A number that is larger the later this instance, or this pair, was picked; 0 for never."""
+        ...
