@@ -93,7 +93,8 @@ def _read_toml(file: Path, section: str, sections: Mapping[str, Sequence[Setting
             if key not in names
         ]
     merged = {**top, **tables.get(section, {})}
-    values = {key: _as_text(value) for key, value in merged.items() if key in known[section]}
+    wanted = known.get(section, everywhere)  # a command has no table of its own
+    values = {key: _as_text(value) for key, value in merged.items() if key in wanted}
     return FileValues(values=values, problems=tuple(problems))
 
 

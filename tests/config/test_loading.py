@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pdcore import config
-from pdcore.config import ENGINE, ROUTER, EngineConfig, RouterConfig
+from pdcore.config import COMMON, ENGINE, ROUTER, CommonConfig, EngineConfig, RouterConfig
 from pdcore.errors import ConfigError
 
 pytestmark = pytest.mark.unit
@@ -81,3 +81,10 @@ def test_a_name_that_cannot_be_a_key_segment_is_refused(value: str) -> None:
 def test_the_demo_model_lies_in_the_users_cache() -> None:
     assert config.demo_model_directory({"PDCORE_CACHE": "/c"}) == Path("/c/models/SmolLM2-135M-Instruct")
     assert config.cache_directory({"XDG_CACHE_HOME": "/x"}) == Path("/x/pdcore")
+
+
+def test_what_holds_for_every_process_holds_for_commands_which_have_no_table(tmp_path: Path) -> None:
+    (tmp_path / "pdcore.toml").write_text('cluster = "file"\nport = 1\n[router]\ncluster = "other"\n')
+    flags: dict[str, str | None] = {"config": str(tmp_path / "pdcore.toml")}
+    read = config.load(CommonConfig, COMMON, flags, section="topology", environ={})
+    assert read.cluster == "file"
