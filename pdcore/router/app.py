@@ -1,6 +1,9 @@
-"""The router's ASGI application: routes, and errors in the public form. Resources belong to the caller."""
+"""The router's ASGI applications: routes, and errors in the public form. Resources belong to the caller."""
 
 from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -11,8 +14,10 @@ from starlette.routing import Route
 from pdcore.errors import ApiError, ErrorCode
 from pdcore.registry.ring import Ring
 from pdcore.router.api import PATHS
+from pdcore.router.doors import is_loopback
 from pdcore.router.endpoint import GenerationEndpoint
-from pdcore.router.headers import new_request_id
+from pdcore.router.fixed.workers import WorkersEndpoint
+from pdcore.router.headers import RawHeaders, new_request_id
 from pdcore.router.lifecycle import Lifecycle
 from pdcore.router.past import PastEndpoint
 from pdcore.router.revision import RevisionEndpoint
@@ -20,12 +25,73 @@ from pdcore.router.serving import Serving
 from pdcore.router.views import Views
 from pdcore.telemetry import logger
 
+View = Callable[[Request], Awaitable[Response]]
+
 _log = logger(__name__)
 
 
 def build_app(*, router_id: str, serving: Serving, lifecycle: Lifecycle, ring: Ring) -> Starlette:
-    """The application over what ``serving`` holds."""
-    views = Views(
+    """What clients meet, and operators too unless they have a port of their own."""
+    views = _views(router_id, serving, lifecycle)
+    generation = [
+        Route(path, GenerationEndpoint(endpoint, serving, lifecycle), methods=["POST"])
+        for endpoint, path in PATHS.items()
+    ]
+    models = Route("/v1/models", _guarded(views.models, serving, serving.access.client))
+    operators = [] if serving.access.apart else operator_routes(serving, views, ring)
+    return _application([*generation, models, *_vital(views), *operators])
+
+
+def build_operators_app(*, router_id: str, serving: Serving, lifecycle: Lifecycle, ring: Ring) -> Starlette:
+    """What operators meet at their own port."""
+    views = _views(router_id, serving, lifecycle)
+    return _application([*_vital(views), *operator_routes(serving, views, ring)])
+
+
+def operator_routes(serving: Serving, views: Views, ring: Ring) -> list[Route]:
+    """The views of the fleet and of this router; everything here asks for the operators' token if there is one."""
+    shown: dict[str, View] = {
+        "/metrics": views.metrics,
+        "/stats": views.stats,
+        "/pdcore/topology": views.topology,
+        "/pdcore/revision": RevisionEndpoint(serving.follower).get,
+        "/pdcore/history": PastEndpoint(ring).get,
+    }
+    return [
+        *(
+            Route(path, _guarded(view, serving, serving.access.operator), methods=["GET"])
+            for path, view in shown.items()
+        ),
+        *_worker_routes(serving),
+    ]
+
+
+def _worker_routes(serving: Serving) -> list[Route]:
+    """The engines of a router without a store, to be seen and changed; a router with one has no such routes."""
+    if serving.fixed is None:
+        return []
+    workers = WorkersEndpoint(serving.fixed, serving.fleet, serving.ledger)
+    everybody = is_loopback(serving.config.host)
+
+    def change(headers: RawHeaders) -> None:
+        serving.access.operator(headers)
+        if not (everybody or serving.access.knows_operators):
+            why = "engines are added and removed at --admin-port, or with the token of --admin-token-file"
+            raise ApiError("forbidden", why)
+
+    seen = partial(_guarded, serving=serving, admit=serving.access.operator)
+    changed = partial(_guarded, serving=serving, admit=change)
+    one = "/workers/{worker_id:path}"
+    return [
+        Route("/workers", seen(workers.list), methods=["GET"]),
+        Route("/workers", changed(workers.add), methods=["POST"]),
+        Route(one, seen(workers.get), methods=["GET"]),
+        Route(one, changed(workers.remove), methods=["DELETE"]),
+    ]
+
+
+def _views(router_id: str, serving: Serving, lifecycle: Lifecycle) -> Views:
+    return Views(
         router_id=router_id,
         follower=serving.follower,
         fleet=serving.fleet,
@@ -34,21 +100,30 @@ def build_app(*, router_id: str, serving: Serving, lifecycle: Lifecycle, ring: R
         lifecycle=lifecycle,
         metrics=serving.ground.metrics,
     )
-    generation = [
-        Route(path, GenerationEndpoint(endpoint, serving, lifecycle), methods=["POST"])
-        for endpoint, path in PATHS.items()
-    ]
+
+
+def _vital(views: Views) -> list[Route]:
+    """What whoever watches over the process asks; open to everybody."""
+    return [Route("/health", views.health), Route("/ready", views.ready)]
+
+
+def _guarded(view: View, serving: Serving, admit: Callable[[RawHeaders], object]) -> View:
+    """``view`` for those whom ``admit`` lets pass."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            admit(request.headers.raw)
+        except ApiError as refused:
+            serving.ground.metrics.refused(refused.code)
+            raise
+        return await view(request)
+
+    return answer
+
+
+def _application(routes: list[Route]) -> Starlette:
     return Starlette(
-        routes=[
-            *generation,
-            Route("/v1/models", views.models),
-            Route("/health", views.health),
-            Route("/ready", views.ready),
-            Route("/metrics", views.metrics),
-            Route("/pdcore/topology", views.topology),
-            Route("/pdcore/revision", RevisionEndpoint(serving.follower).get),
-            Route("/pdcore/history", PastEndpoint(ring).get),
-        ],
+        routes=routes,
         exception_handlers={ApiError: _api_error, HTTPException: _http_error, Exception: _bug},
     )
 

@@ -45,27 +45,42 @@ class GenerationEndpoint:
         clock, metrics = self._serving.ground.clock, self._serving.ground.metrics
         started, trace = clock.now(), Trace()
         client = ClientAnswer(
-            send, headers.new_request_id(), write_timeout_s=self._serving.config.idle_timeout_s
+            send,
+            headers.new_request_id(),
+            write_timeout_s=self._serving.config.idle_timeout_s,
+            on_start=metrics.answering.inc,
         )
         outcome = "internal"
-        with metrics.in_flight.track_inprogress(), self._lifecycle.request():
-            try:
+        metrics.in_flight.inc()
+        try:
+            with self._lifecycle.request():
                 outcome = await self._handle(scope, receive, client, trace)
-            finally:
-                metrics.ended(self._endpoint, outcome, clock.now() - started)
-                _log.info(
-                    "request",
-                    endpoint=self._endpoint,
-                    outcome=outcome,
-                    status=client.status,
-                    request_id=client.request_id,
-                    room=trace.room,
-                    pair=trace.pair,
-                    revision=trace.revision,
-                    attempts=trace.attempts,
-                    seconds=round(clock.now() - started, 4),
-                    **({"error": trace.error} if trace.error else {}),
-                )
+        finally:
+            metrics.in_flight.dec()
+            self._tally(client, trace, outcome, started, clock.now())
+
+    def _tally(self, client: ClientAnswer, trace: Trace, outcome: str, started: float, now: float) -> None:
+        """Count the request that is over, and write its line; nothing of what a client asked or was told is in it."""
+        metrics, pace = self._serving.ground.metrics, client.pace
+        metrics.ended(self._endpoint, outcome, now - started)
+        metrics.streamed(started, pace)
+        if client.started:
+            metrics.answering.dec()
+        first_s = pace.first_after_s(started)
+        _log.info(
+            "request",
+            endpoint=self._endpoint,
+            outcome=outcome,
+            status=client.status,
+            request_id=client.request_id,
+            room=trace.room,
+            pair=trace.pair,
+            revision=trace.revision,
+            attempts=trace.attempts,
+            seconds=round(now - started, 4),
+            **trace.details(),
+            **({"events": pace.count, "ttft": round(first_s, 4)} if first_s is not None else {}),
+        )
 
     async def _handle(self, scope: Scope, receive: Receive, client: ClientAnswer, trace: Trace) -> str:
         """Serve it; the outcome as the metrics name it."""
@@ -73,7 +88,7 @@ class GenerationEndpoint:
             incoming = await self._read(scope, receive, client, trace)
             ending = await self._until_ended(receive, client, self._serve(incoming, client))
         except ApiError as error:
-            trace.error = error.message
+            trace.error = _without_words(error)
             return await self._tell(client, error)
         except LegFailure as failure:
             trace.error = str(failure)
@@ -99,6 +114,7 @@ class GenerationEndpoint:
     async def _read(self, scope: Scope, receive: Receive, client: ClientAnswer, trace: Trace) -> Incoming:
         raw = scope["headers"]
         client.request_id = headers.check(raw)
+        trace.client = self._serving.access.client(raw)
         self._lifecycle.admit()
         config = self._serving.config
         now = self._serving.ground.clock.now()
@@ -109,10 +125,11 @@ class GenerationEndpoint:
             why = f"the request did not arrive within {config.idle_timeout_s:g} s"
             raise ApiError("deadline_exceeded", why) from wrong
         request = parse(self._endpoint, body)
+        trace.items, trace.stream = request.items, request.stream
         return Incoming(
             request=request,
             request_id=client.request_id,
-            forwarded=headers.forwarded(raw),
+            forwarded=headers.forwarded(raw) | self._serving.access.towards_engines(),
             budget=Budget.of(config, now=now, stream=request.stream),
             trace=trace,
         )
@@ -183,3 +200,8 @@ def _too_large(limit: int) -> ApiError:
 
 def _stopping() -> ApiError:
     return ApiError("backend_unavailable", "the router is stopping", retry_after_s=1)
+
+
+def _without_words(error: ApiError) -> str:
+    """The error for the log: what names a field may repeat what a client put there."""
+    return error.message if error.param is None else f"{error.code}: {error.param}"
