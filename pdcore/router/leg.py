@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 from pdcore.clock import Clock
 from pdcore.router.budget import Budget, Deadline
 from pdcore.router.endings import NotAnAnswer, read_answer
 from pdcore.router.exchange import Failure, Leg, LegFailure, RawAnswer, event_of_status, failure_in_body
+from pdcore.router.interrupt import Alarm
 from pdcore.router.protocols.base import LegPlan
 from pdcore.router.relay import error_object
 from pdcore.router.upstream import Answer, Broken, NotConnected, Upstream
@@ -20,13 +20,14 @@ MAX_ANSWER_BYTES: Final = 64 << 20
 MAX_ERROR_BYTES: Final = 1 << 20
 DRAIN_S: Final = 0.5
 
-ResultT = TypeVar("ResultT")
-
 
 class LegCall:
     """One leg from its request to the end of its answer; ``async with`` closes the connection in every ending.
 
-    ``heard`` is called whenever something came from the engine.
+    ``heard`` is called whenever something came from the engine. Inside the block one alarm watches over every wait for
+    the engine, and over nothing else; when it rings, the block ends as the failure that names the budget.
+
+    Mutable state: ``_entered``, the exchange to be left, and ``_deadline``, the one the alarm was last set to.
     """
 
     def __init__(
@@ -37,15 +38,25 @@ class LegCall:
         self._budget = budget
         self._clock = clock
         self._heard = heard
-        self._stack = AsyncExitStack()
+        self._alarm = Alarm(clock.now)
+        self._deadline: Deadline | None = None
+        self._entered: AbstractAsyncContextManager[Answer] | None = None
 
     async def __aenter__(self) -> Self:
+        self._alarm.__enter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._stack.aclose()
+        self._alarm.set(None)
+        try:
+            if self._entered is not None:
+                await self._entered.__aexit__(None, None, None)
+        finally:
+            is_late = self._alarm.__exit__(kind, error, trace)
+        if is_late and self._deadline is not None:
+            raise self.failure("deadline", self._deadline.sentence()) from error
 
     @property
     def leg(self) -> Leg:
@@ -54,13 +65,16 @@ class LegCall:
     async def open(self) -> Answer:
         """Send the request and wait for a good head; a bad status is a failure with what the engine said."""
         deadline = self._budget.head(self._clock.now())
+        exchange = self._upstream.post(self._plan.post)
+        self._wait_until(deadline)
         try:
-            entering = self._stack.enter_async_context(self._upstream.post(self._plan.post))
-            answer = await self._within(deadline, entering)
+            answer = await exchange.__aenter__()
         except NotConnected as wrong:
             raise self.failure("connect_expired" if wrong.timed_out else "unreachable", str(wrong)) from wrong
         except Broken as wrong:
             raise self.failure("broken", str(wrong)) from wrong
+        self._alarm.set(None)
+        self._entered = exchange
         self._heard()
         failed = event_of_status(answer.status)
         if failed is not None:
@@ -103,29 +117,29 @@ class LegCall:
 
     async def chunk(self, answer: Answer, deadline: Deadline) -> bytes:
         """The next part of the body, b"" at its end."""
+        self._wait_until(deadline)
         try:
-            part = await self._within(deadline, answer.read())
+            part = await answer.read()
         except Broken as wrong:
             raise self.failure("broken", str(wrong)) from wrong
+        self._alarm.set(None)
         self._heard()
         return part
 
     async def drain(self, answer: Answer) -> None:
         """Read to the end if it is near, so that the connection can serve again; how it ends matters to nobody."""
-        try:
-            async with asyncio.timeout(DRAIN_S):
+        with Alarm(self._clock.now) as enough:
+            enough.set(self._clock.now() + DRAIN_S)
+            try:
                 for _ in range(16):
                     if not await answer.read():
                         return
-        except (Broken, TimeoutError):
-            return
+            except Broken:
+                return
 
-    async def _within(self, deadline: Deadline, work: Awaitable[ResultT]) -> ResultT:
-        try:
-            async with asyncio.timeout(deadline.left_s(self._clock.now())):
-                return await work
-        except TimeoutError as wrong:
-            raise self.failure("deadline", deadline.sentence()) from wrong
+    def _wait_until(self, deadline: Deadline) -> None:
+        self._deadline = deadline
+        self._alarm.set(deadline.at)
 
     def failure(self, event: Failure, message: str) -> LegFailure:
         """A failure of this leg."""
