@@ -7,20 +7,21 @@ requests and lets those in flight finish; ``stopping`` is set when they have had
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pdcore.errors import ApiError
 
 
 class Lifecycle:
-    """Mutable state: ``has_served_view``, ``draining``, the number of requests, and the two events."""
+    """Mutable state: ``latched``, ``draining``, the number of requests, the two events, and who is told of the stop."""
 
     def __init__(self, *, max_in_flight: int) -> None:
         self._max_in_flight = max_in_flight
         self._requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._told: dict[Callable[[], object], None] = {}
         self.stopping = asyncio.Event()
         self.draining = False
         self.latched = False
@@ -54,6 +55,15 @@ class Lifecycle:
             if not self._requests:
                 self._idle.set()
 
+    @contextmanager
+    def telling(self, call: Callable[[], object]) -> Iterator[None]:
+        """Inside the block: ``call`` is called when what is still in flight has had its time."""
+        self._told[call] = None
+        try:
+            yield
+        finally:
+            del self._told[call]
+
     async def drain(self, timeout_s: float) -> bool:
         """Take no more requests; wait for those in flight, then stop the rest. True if none had to be stopped."""
         self.draining = True
@@ -62,6 +72,8 @@ class Lifecycle:
                 await self._idle.wait()
         except TimeoutError:
             self.stopping.set()
+            for call in tuple(self._told):
+                call()
             return False
         return True
 
