@@ -7,7 +7,7 @@ ROUNDS ?= 1
 PARALLEL ?= -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system mooncake demo up test check shape test-cluster soak bench bench-engine bench-registry
+.PHONY: help setup system mooncake demo up test check shape test-cluster soak bench bench-affinity bench-engine bench-registry
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -54,3 +54,6 @@ bench-engine: mooncake system ## the engine's: hand-offs, first tokens, KV write
 
 bench-registry: setup system ## the registry's: latency, and 1,000 instances of 16 ranks (4 minutes)
 	@$(BIN)/python -m bench registry $(ARGS)
+
+bench-affinity: setup ## prefix affinity beside the trees of the Rust routers: a simulation (3 minutes)
+	@$(BIN)/python -m bench affinity $(ARGS)

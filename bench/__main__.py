@@ -1,6 +1,6 @@
 """Figures of this machine, each beside its limit or its alternative from the same run.
 
-``python -m bench`` measures serving; ``python -m bench engine``, ``registry`` and ``soak`` take flags (``--help``).
+``python -m bench`` measures serving; ``python -m bench engine``, ``affinity``, ``registry`` and ``soak`` take flags (``--help``).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 from bench import engine, registry, serving, soak, transfer_bandwidth
+from bench.affinity import comparison
 from bench.progress import step
 
 
@@ -17,6 +18,8 @@ def main() -> int:
         case "serving":
             _serving()
             return 0
+        case "affinity":
+            return comparison.main(arguments)
         case "engine":
             return engine.main(arguments)
         case "registry":
@@ -25,7 +28,8 @@ def main() -> int:
             return soak.main(arguments)
         case _:
             print(
-                f"bench: no such subject: {subject}; one of serving, engine, registry, soak", file=sys.stderr
+                f"bench: no such subject: {subject}; one of serving, affinity, engine, registry, soak",
+                file=sys.stderr,
             )
             return 2
 
