@@ -25,8 +25,11 @@ from pdcore.registry.follower import Follower
 from pdcore.registry.memory import MemoryStore
 from pdcore.registry.store import Alive, Snapshot, Store, Stored, WatchMessage
 from pdcore.router.assembly import assemble, watching_the_fleet
+from pdcore.router.callbacks import Callbacks
+from pdcore.router.contacts import Contacts
+from pdcore.router.learned import Learned
 from pdcore.router.lifecycle import Lifecycle
-from pdcore.router.upstream import HttpxUpstream
+from pdcore.router.wire_upstream import WireUpstream
 from pdcore.topology import codec, keys
 from pdcore.topology.events import InstanceReady
 from pdcore.topology.keys import Keyspace, RankId, RankPosition
@@ -114,7 +117,8 @@ async def subscribed(follower: Follower) -> AsyncIterator[None]:
         load(RouterConfig, ROUTER, {}, section="router"),
         store=MemoryStore(),
         follower=follower,
-        upstream=HttpxUpstream(connect_timeout_s=1, write_timeout_s=1),
+        upstream=WireUpstream(connect_timeout_s=1),
+        contacts=Contacts(learned=Learned(timeout_s=1), callbacks=Callbacks("")),
         clock=SystemClock(),
         lease=lambda: None,
     )

@@ -16,13 +16,21 @@ from pdcore.registry.journal.writer import JournalWriter
 from pdcore.registry.overlay.fleet import Fleet
 from pdcore.registry.overlay.suspect import Note
 from pdcore.registry.store import LeaseId, Store
+from pdcore.router.access import OPEN, Access
+from pdcore.router.contacts import Contacts
 from pdcore.router.dispatch import Ground
+from pdcore.router.fixed.fleet import fixed_fleet
 from pdcore.router.lifecycle import Lifecycle
 from pdcore.router.load import Ledger
 from pdcore.router.metrics import RouterMetrics
 from pdcore.router.pick import CompatMemo, Pick, Rules
+from pdcore.router.policies.prompt_memory import PromptMemory
+from pdcore.router.policies.selection import Selection
+from pdcore.router.protocols.ascend_layerwise import AscendLayerwise
 from pdcore.router.protocols.base import Handshake
 from pdcore.router.protocols.bootstrap import Bootstrap
+from pdcore.router.protocols.mooncake import Mooncake
+from pdcore.router.protocols.nixl import Nixl
 from pdcore.router.protocols.unified import Unified
 from pdcore.router.rooms import ClientRooms
 from pdcore.router.serving import Serving
@@ -41,7 +49,13 @@ _log = telemetry.logger(__name__)
 
 QUIET_S: Final = 1.0
 LOOK_EVERY_S: Final = 0.25
-HANDSHAKES: Final[Mapping[str, Handshake]] = {"bootstrap": Bootstrap(), "unified": Unified()}
+HANDSHAKES: Final[Mapping[str, Handshake]] = {
+    "bootstrap": Bootstrap(),
+    "nixl": Nixl(),
+    "mooncake": Mooncake(),
+    "ascend-layerwise": AscendLayerwise(),
+    "unified": Unified(),
+}
 
 
 def assemble(
@@ -50,9 +64,11 @@ def assemble(
     store: Store,
     follower: Follower,
     upstream: Upstream,
+    contacts: Contacts,
     clock: Clock,
     lease: Callable[[], LeaseId | None],
     cached: Topology | None = None,
+    access: Access = OPEN,
 ) -> Serving:
     """What serves requests. Nothing is opened here; ``lease`` is the router's own, None while it has none.
 
@@ -69,6 +85,8 @@ def assemble(
     metrics.watch_view(follower, fleet)
     witness = Witness(fleet=fleet, ledger=ledger, clock=clock)
     _watch(metrics, witness)
+    metrics.watch("callbacks", "Calls of engines that are waited for.", lambda: len(contacts.callbacks))
+    policies = Selection(config.policy, config.prefill_policy, config.decode_policy)
     rooms = ClientRooms(
         store, Keyspace(cluster=config.cluster), lease=lease, on_skipped=metrics.unclaimed_rooms.inc
     )
@@ -78,9 +96,13 @@ def assemble(
         follower=follower,
         fleet=fleet,
         ledger=ledger,
-        rules=Rules(check=CompatMemo(_check), protocols=frozenset(HANDSHAKES)),
+        rules=Rules(check=CompatMemo(_check), protocols=frozenset(HANDSHAKES), policies=policies),
+        prompts=PromptMemory(policies),
         handshakes=HANDSHAKES,
+        contacts=contacts,
         client_rooms=rooms,
+        access=access,
+        fixed=fixed_fleet(config, store, fleet, clock),
     )
 
 
@@ -143,6 +165,7 @@ def watching_the_fleet(serving: Serving, lifecycle: Lifecycle) -> Iterator[None]
         before, known = known, view.topology.instances
         if any(name not in known for name in known.changed(before)):
             serving.ledger.forget(known)
+            serving.contacts.learned.forget(known)
             witness.forget()
         witness.on_change()
 

@@ -1,7 +1,8 @@
 """One attempt: every leg in one task group, and the answering leg relayed to the client.
 
 Each leg turns what its engine does into events of :mod:`pdcore.router.exchange` and decides nothing by itself. The
-first event whose effect is more than waiting settles the attempt; then every other leg is cancelled.
+first event whose effect is more than waiting settles the attempt; then every other leg is cancelled. Where one leg is
+worded by what the other one's engine said, it waits for that first, unsent and uncounted.
 """
 
 from __future__ import annotations
@@ -15,14 +16,25 @@ from typing import Final
 from pdcore.clock import Clock
 from pdcore.router.answer import ClientAnswer, ClientStalled
 from pdcore.router.budget import Budget
+from pdcore.router.callbacks import Callback
 from pdcore.router.exchange import Effect, Leg, LegEvent, LegFailure, Phase, decide, failure_in_body
+from pdcore.router.finite import with_nulls
 from pdcore.router.headers import returned
 from pdcore.router.leg import LegCall
 from pdcore.router.load import Hold
 from pdcore.router.metrics import LegOutcome, RouterMetrics
-from pdcore.router.protocols.base import KV_MARK, KV_RECEIVED, LegPlan, Plan
-from pdcore.router.relay import DONE, EventCutter, EventTooLarge, StreamReader, error_object, event_data
-from pdcore.router.upstream import Answer, Upstream
+from pdcore.router.protocols.base import (
+    KV_MARK,
+    KV_RECEIVED,
+    Carried,
+    LegPlan,
+    Plan,
+    SecondLeg,
+    Unreadable,
+    key_of,
+)
+from pdcore.router.relay import DONE, EventCutter, EventTooLarge, StreamReader
+from pdcore.router.upstream import Answer, Post, Upstream
 from pdcore.router.vigil import Vigil
 from pdcore.router.witness import Sighting, Witness
 
@@ -33,17 +45,25 @@ Rename = Callable[[bytes], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How an attempt was settled; ``failure`` unless it finished."""
+    """How an attempt was settled; ``failure`` unless it finished.
+
+    ``left`` is what prefill answered and holds KV for, where decode did not take it.
+    """
 
     effect: Effect
     failure: LegFailure | None
+    left: Carried | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Presentation:
-    """How decode's answer is shown: our headers, and the client's own name for its room where it appears."""
+    """How decode's answer is shown: our headers, and the client's own name for its room where it appears.
+
+    ``items`` is how many answers there are in it.
+    """
 
     headers: Mapping[str, str]
+    items: int = 1
     body: Rename | None = None
     event: Rename | None = None
 
@@ -62,8 +82,9 @@ class Ground:
 class AttemptRun:
     """Runs one plan once.
 
-    Mutable state: ``_phase`` and ``_verdict``, both changed by :meth:`_happened` only, and ``_stalled``, the client's
-    own failure, about which there is nothing to decide.
+    Mutable state: ``_phase`` and ``_verdict``, both changed by :meth:`_happened` only; ``_stalled``, the client's own
+    failure, about which there is nothing to decide; and, each set once, ``_held`` and ``_by_answer``, what prefill
+    answered for decode and the request that it makes, and ``_second_sent``.
     """
 
     def __init__(
@@ -74,6 +95,7 @@ class AttemptRun:
         budget: Budget,
         client: ClientAnswer,
         shown: Presentation,
+        callback: Callback | None = None,
     ) -> None:
         self._plan = plan
         self._ground = ground
@@ -81,6 +103,11 @@ class AttemptRun:
         self._budget = budget
         self._client = client
         self._shown = shown
+        self._callback = callback
+        self._held: Carried | None = None
+        self._by_answer: Post | None = None
+        self._answered = asyncio.Event()
+        self._second_sent = False
         self._phase = Phase()
         self._verdict: Verdict | None = None
         self._stalled: ClientStalled | None = None
@@ -96,8 +123,12 @@ class AttemptRun:
                 leg.leg: group.create_task(self._run_leg(leg, holds[leg.instance.instance_id]))
                 for leg in self._plan.legs
             }
+            second = self._plan.second
+            if second is not None:
+                hold = holds[second.instance.instance_id]
+                legs[second.leg] = group.create_task(self._run_second(second, hold))
             await self._settled.wait()
-            if self._client.ended and "prefill" in legs:
+            if self._client.ended and "prefill" in legs and self._is_sent("prefill"):
                 await asyncio.wait((legs["prefill"],), timeout=LINGER_S)
             for task in legs.values():
                 task.cancel()
@@ -105,6 +136,37 @@ class AttemptRun:
             raise self._stalled
         assert self._verdict is not None
         return self._verdict
+
+    def _is_sent(self, leg: Leg) -> bool:
+        return self._second_sent or self._plan.second is None or self._plan.second.leg != leg
+
+    async def _run_second(self, second: SecondLeg, hold: Hold) -> None:
+        """Wait until the leg can be worded, then run it. Its instance is reserved meanwhile, nothing is open."""
+        with hold:
+            try:
+                post = await (self._after_answer() if second.after == "answer" else self._after_call(second))
+            except LegFailure as failure:
+                self._seen.failed(failure)
+                return self._happened(failure.leg, failure.event, failure)
+            self._second_sent = True
+            await self._run_leg(LegPlan(leg=second.leg, instance=second.instance, post=post), hold)
+
+    async def _after_answer(self) -> Post:
+        """Prefill's own deadlines end this wait: when it fails, the attempt is settled."""
+        await self._answered.wait()
+        assert self._by_answer is not None
+        return self._by_answer
+
+    async def _after_call(self, second: SecondLeg) -> Post:
+        assert self._callback is not None, "a protocol whose engines call back has an address for it"
+        deadline = self._budget.head(self._ground.clock.now())
+        try:
+            async with asyncio.timeout(deadline.left_s(self._ground.clock.now())):
+                words = await self._callback.words()
+        except TimeoutError as wrong:
+            why = f"the engine did not call the router back: {deadline.sentence()}"
+            raise LegFailure("decode", "deadline", why) from wrong
+        return _worded(second, words, "decode")
 
     async def _run_leg(self, plan: LegPlan, hold: Hold) -> None:
         ground, key = self._ground, (plan.instance.instance_id, plan.instance.incarnation)
@@ -141,11 +203,16 @@ class AttemptRun:
         elif event in ("accepted", "first_byte"):
             self._seen.good(leg)
         elif effect != "wait" and self._verdict is None:
-            self._verdict = Verdict(effect, failure)
+            self._verdict = Verdict(effect, failure, self._held if leg == "decode" else None)
             self._settled.set()
 
     async def _prefill(self, call: LegCall, answer: Answer) -> None:
-        await call.document(answer)
+        body = await call.document(answer)
+        second = self._plan.second
+        if second is not None and second.after == "answer":
+            self._by_answer = _worded(second, body, "prefill")
+            self._held = Carried(prefill=key_of(self._plan.legs[0].instance), room=self._plan.room, words=body)
+            self._answered.set()
         self._happened("prefill", "accepted")
 
     async def _decode(self, call: LegCall, answer: Answer) -> None:
@@ -165,7 +232,7 @@ class AttemptRun:
 
     async def _relay(self, call: LegCall, answer: Answer, headers: Mapping[str, str]) -> None:
         """Whole events as they come; our head goes out with the first one, one ``[DONE]`` ends them."""
-        cutter, reader = EventCutter(), StreamReader()
+        cutter, reader = EventCutter(), StreamReader(self._shown.items)
         while chunk := await self._next_chunk(call, answer):
             try:
                 for event in cutter.push(chunk):
@@ -184,17 +251,20 @@ class AttemptRun:
     ) -> bool:
         """Pass one event on; True if it was the last. Nothing the engine says after ``[DONE]`` is looked at."""
         kind = reader.read(event)
+        if kind == "garbage" and (finite := with_nulls(event)) != event:
+            event, kind = finite, reader.read(finite)
         if kind == "garbage":
             raise LegFailure("decode", "garbage", "an event of the stream is not JSON")
         if kind == "error":
-            raise failure_in_body("decode", error_object(event_data(event) or b"") or {})
+            raise failure_in_body("decode", reader.error)
         if not self._phase.sending:
             self._happened("decode", "first_byte")
-            self._ground.metrics.first_event(self._ground.clock.now() - self._budget.started)
             await self._client.start(status, headers)
         if kind == "done":
             await self._client.finish(event)
             return True
+        if kind == "data":
+            self._client.pace.event(self._ground.clock.now())
         await self._client.push(self._shown.event(event) if self._shown.event else event)
         return False
 
@@ -203,3 +273,11 @@ class AttemptRun:
         return await call.chunk(
             answer, self._budget.silence(now) if self._phase.sending else self._budget.whole()
         )
+
+
+def _worded(second: SecondLeg, words: bytes, speaker: Leg) -> Post:
+    """The request that ``words`` ask for, or the speaker's failure."""
+    try:
+        return second.make(words)
+    except Unreadable as wrong:
+        raise LegFailure(speaker, "garbage", str(wrong)) from wrong

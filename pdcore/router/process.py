@@ -19,16 +19,21 @@ from pdcore.beside import running_beside
 from pdcore.clock import SystemClock
 from pdcore.config import RouterConfig
 from pdcore.http_server import answering, port_of, url_of
-from pdcore.registry.connect import admitted_store
 from pdcore.registry.follower import Follower
 from pdcore.registry.journal.running import writing_journal
 from pdcore.registry.overlay import cache
 from pdcore.registry.ring import Ring, remembering
 from pdcore.registry.router_registration import RouterRegistration
-from pdcore.router.app import build_app
+from pdcore.router.app import build_app, build_operators_app
 from pdcore.router.assembly import assemble, watch_for_silence, watch_the_journal, watching_the_fleet
+from pdcore.router.contacts import contacts
+from pdcore.router.credentials import read_credentials
+from pdcore.router.doors import operators_door, warn_of_open_doors
+from pdcore.router.fixed.fleet import keyspace_of, store_shown, tended
 from pdcore.router.lifecycle import Lifecycle
-from pdcore.router.upstream import HttpxUpstream
+from pdcore.router.watched_files import watch
+from pdcore.router.wire_server import ServerConnection
+from pdcore.router.wire_upstream import WireUpstream
 from pdcore.topology.keys import Keyspace
 from pdcore.topology.records import RouterRecord
 
@@ -40,19 +45,21 @@ _log = telemetry.logger(__name__)
 
 
 async def run(config: RouterConfig, listener: socket.socket) -> None:
-    """Serve on ``listener`` until a signal, then drain. Raises ConfigError for a store URL that cannot work."""
+    """Serve on ``listener`` until a signal, then drain. Raises ConfigError for a store URL or a port that cannot work."""
     clock, keyspace = SystemClock(), Keyspace(cluster=config.cluster)
-    router_id, url = router_id_of(config, listener), url_of(config.host, listener)
+    credentials = read_credentials(config)
+    warn_of_open_doors(config, credentials)
+    router_id = router_id_of(config, listener)
+    url = url_of(config.host, listener, tls=credentials.tls is not None)
     lifecycle = Lifecycle(max_in_flight=config.max_in_flight)
-    upstream = HttpxUpstream(
-        connect_timeout_s=config.connect_timeout_s, write_timeout_s=config.idle_timeout_s
-    )
+    upstream = WireUpstream(connect_timeout_s=config.connect_timeout_s)
     cached = None if config.view_cache is None else cache.read(config.view_cache, config.cluster)
     with _signalled() as stop:
         async with (
-            admitted_store(config.store_access, keyspace) as store,
+            keyspace_of(config, keyspace) as store,
             Follower(store, keyspace, clock=clock) as follower,
             upstream,
+            contacts(config) as reached,
             RouterRegistration(store, keyspace, router_id, ttl_s=config.lease_ttl_s, clock=clock) as place,
         ):
             serving = assemble(
@@ -60,24 +67,35 @@ async def run(config: RouterConfig, listener: socket.socket) -> None:
                 store=store,
                 follower=follower,
                 upstream=upstream,
+                contacts=reached,
                 clock=clock,
                 lease=lambda: place.lease,
                 cached=cached,
+                access=credentials.access,
+            )
+            serving.ground.metrics.watch(
+                "unread_files", "Files of keys that changed and cannot be read.", credentials.unread
             )
             ring = Ring()
             app = build_app(router_id=router_id, serving=serving, lifecycle=lifecycle, ring=ring)
+            operators = build_operators_app(
+                router_id=router_id, serving=serving, lifecycle=lifecycle, ring=ring
+            )
             with watching_the_fleet(serving, lifecycle), remembering(follower, ring, clock):
                 async with (
                     serving.fleet,
                     cache.keeping(config.view_cache, follower, config.cluster, clock),
+                    tended(serving.fixed, serving.fleet, config.targets),
                     running_beside(watch_for_silence(serving)),
                     writing_journal(config.redis_access, store, keyspace, clock) as journal,
-                    answering(app, listener),
+                    running_beside(watch(credentials.files, clock)),
+                    operators_door(config, credentials, operators) as admin_url,
+                    answering(app, listener, credentials.tls, ServerConnection),
                 ):
                     if journal is not None:
                         watch_the_journal(serving, journal)
-                    place.put(RouterRecord(url=url, admin_url=url, version=__version__))
-                    _log.info("router listens", url=url, store=config.store, cluster=config.cluster)
+                    place.put(RouterRecord(url=url, admin_url=admin_url or url, version=__version__))
+                    _log.info("router listens", url=url, store=store_shown(config), cluster=config.cluster)
                     await stop.wait()
                     await _drain(lifecycle, config.drain_timeout_s)
 

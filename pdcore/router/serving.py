@@ -15,14 +15,21 @@ from pdcore.config import RouterConfig
 from pdcore.errors import ApiError
 from pdcore.registry.follower import Follower
 from pdcore.registry.overlay.fleet import Fleet
+from pdcore.router.access import OPEN, Access
 from pdcore.router.answer import ClientAnswer
 from pdcore.router.api import TOKENIZING, ClientRequest
 from pdcore.router.budget import Budget
+from pdcore.router.callbacks import Callback
+from pdcore.router.contacts import Contacts, takes_over
 from pdcore.router.dispatch import AttemptRun, Ground, Presentation, Verdict
-from pdcore.router.exchange import LegFailure
+from pdcore.router.exchange import LegFailure, Phase, decide
+from pdcore.router.fixed.fleet import FixedFleet
 from pdcore.router.load import Ledger
+from pdcore.router.models import meant
 from pdcore.router.pick import NoPair, Pick, Rules, Want, pick
-from pdcore.router.protocols.base import Attempt, Handshake
+from pdcore.router.policies.prompt_memory import PromptMemory
+from pdcore.router.prompt_size import estimated_tokens
+from pdcore.router.protocols.base import Attempt, Carried, Handshake
 from pdcore.router.relay import rename_room, rename_room_in_event
 from pdcore.router.retries import Retries
 from pdcore.router.rooms import ClientRooms, fresh_room
@@ -30,13 +37,26 @@ from pdcore.router.rooms import ClientRooms, fresh_room
 
 @dataclass(slots=True, kw_only=True)
 class Trace:
-    """What the access line tells of a request; filled in as it goes."""
+    """What the access line tells of a request; filled in as it goes. ``client`` is the name of its API key."""
 
+    client: str | None = None
+    items: int = 1
+    stream: bool = False
     pair: str | None = None
     room: int | None = None
     revision: int | None = None
     attempts: int = 0
     error: str | None = None
+
+    def details(self) -> dict[str, object]:
+        """What is worth a field only where it says something."""
+        said = {
+            "client": self.client,
+            "items": self.items if self.items > 1 else None,
+            "stream": True if self.stream else None,
+            "error": self.error,
+        }
+        return {name: value for name, value in said.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +80,12 @@ class Serving:
     fleet: Fleet
     ledger: Ledger
     rules: Rules
+    prompts: PromptMemory
     handshakes: Mapping[str, Handshake]
+    contacts: Contacts
     client_rooms: ClientRooms
+    access: Access = OPEN
+    fixed: FixedFleet | None = None
 
 
 async def serve(serving: Serving, incoming: Incoming, client: ClientAnswer) -> None:
@@ -77,10 +101,12 @@ async def serve(serving: Serving, incoming: Incoming, client: ClientAnswer) -> N
             fleet=serving.fleet, witness=witness, pick=partial(_pick, serving), now=serving.ground.clock.now
         )
         failure: LegFailure | None = None
+        carried: Carried | None = None
         for number in range(serving.config.max_attempts):
             incoming.trace.attempts = number + 1
-            chosen = _for_endpoint(request, _choose(serving, want, failure))
-            verdict = await _attempt(serving, incoming, want.model, chosen, client)
+            chosen = _for_endpoint(request, _choose(serving, want, failure, carried))
+            carried = carried if carried is not None and takes_over(chosen, carried) else None
+            verdict = await _attempt(serving, incoming, want.model, chosen, client, carried)
             failure = verdict.failure
             if failure is None:
                 return witness.answered(request)
@@ -89,7 +115,7 @@ async def serve(serving: Serving, incoming: Incoming, client: ClientAnswer) -> N
             if again is None:
                 raise failure
             serving.ground.metrics.retried(verdict.effect)
-            want = again
+            want, carried = again, verdict.left
 
 
 def _kills(refused_s: float) -> ApiError:
@@ -110,22 +136,27 @@ def _want(serving: Serving, request: ClientRequest) -> Want:
         pinned = instance.instance_id
     model = _model(serving, request.model)
     _check_dp_rank(serving, model, pinned, request.prefill_dp_rank)
-    return Want(model=model, pinned_prefill=pinned, prefill_dp_rank=request.prefill_dp_rank)
+    return Want(
+        model=model,
+        pinned_prefill=pinned,
+        prefill_dp_rank=request.prefill_dp_rank,
+        prefers_unified=_is_small(serving, request),
+        room=request.room_name,
+        draw=fresh_room(),
+        prefix=serving.prompts.see(model, request, serving.ground.clock.now()),
+    )
+
+
+def _is_small(serving: Serving, request: ClientRequest) -> bool:
+    limit = serving.config.unified_below_tokens
+    return limit > 0 and estimated_tokens(request.fields) < limit
 
 
 def _model(serving: Serving, asked: str | None) -> str:
     known = serving.fleet.topology.models()
     if not known:
         raise unavailable(serving, "no instance is registered")
-    if asked is None:
-        if len(known) > 1:
-            raise ApiError(
-                "invalid_request", f"model is missing; served are {', '.join(known)}", param="model"
-            )
-        return known[0]
-    if asked not in known:
-        raise ApiError("model_not_found", f"model {asked[:128]!r} is not served here", param="model")
-    return asked
+    return meant(tuple(known), asked)
 
 
 def _check_dp_rank(serving: Serving, model: str, pinned: str | None, rank: int | None) -> None:
@@ -154,7 +185,12 @@ def _pick(serving: Serving, want: Want) -> Pick | NoPair:
     return pick(view.topology, want, serving.ledger, serving.rules, view)
 
 
-def _choose(serving: Serving, want: Want, failure: LegFailure | None) -> Pick:
+def _choose(serving: Serving, want: Want, failure: LegFailure | None, carried: Carried | None) -> Pick:
+    """A pair for ``want``: if another decode can take over what was ``carried``, with the prefill that holds it."""
+    if carried is not None:
+        kept = _pick(serving, replace(want, pinned_prefill=carried.prefill[0]))
+        if isinstance(kept, Pick) and takes_over(kept, carried):
+            return kept
     chosen = _pick(serving, want)
     if isinstance(chosen, Pick):
         return chosen
@@ -171,8 +207,15 @@ def _for_endpoint(request: ClientRequest, chosen: Pick) -> Pick:
 
 
 async def _attempt(
-    serving: Serving, incoming: Incoming, model: str, chosen: Pick, client: ClientAnswer
+    serving: Serving,
+    incoming: Incoming,
+    model: str,
+    chosen: Pick,
+    client: ClientAnswer,
+    carried: Carried | None,
 ) -> Verdict:
+    handshake = serving.handshakes[protocol_of(chosen)]
+    handshake.check(incoming.request)
     rooms = tuple(fresh_room() for _ in range(incoming.request.items))
     incoming.trace.pair, incoming.trace.room, incoming.trace.revision = chosen.name, rooms[0], chosen.revision
     attempt = Attempt(
@@ -183,15 +226,28 @@ async def _attempt(
         request_id=incoming.request_id,
         remaining_ms=incoming.budget.remaining_ms(serving.ground.clock.now()),
         forwarded=incoming.forwarded,
+        carried=carried,
     )
-    plan = serving.handshakes[protocol_of(chosen)].plan(attempt)
+    incoming.trace.room = attempt.room
     seen = serving.ground.witness.over(chosen, incoming.request)
     shown = _presentation(incoming.request, chosen)
-    run = AttemptRun(plan, serving.ground, seen, incoming.budget, client, shown)
+    callback: Callback | None = None
     holds = serving.ledger.take(chosen)
+    if carried is not None:
+        holds[carried.prefill[0]].release()  # it has done its part
     try:
-        return await run.run(holds)
+        plan, callback = await serving.contacts.plan(handshake, attempt)
+        run = AttemptRun(plan, serving.ground, seen, incoming.budget, client, shown, callback)
+        verdict = await run.run(holds)
+        if verdict.failure is not None:
+            serving.contacts.failed(chosen)
+        return verdict
+    except LegFailure as failure:
+        seen.failed(failure)
+        return Verdict(decide(Phase(), failure.leg, failure.event), failure)
     finally:
+        if callback is not None:
+            callback.close()
         for hold in holds.values():
             hold.release()
 

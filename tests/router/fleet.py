@@ -18,11 +18,15 @@ from pdcore.registry.follower import Follower
 from pdcore.registry.memory import MemoryStore
 from pdcore.registry.ring import Ring, remembering
 from pdcore.registry.store import Delete, LeaseId, Put
+from pdcore.router.access import OPEN, Access
 from pdcore.router.app import build_app
 from pdcore.router.assembly import assemble, watch_for_silence, watching_the_fleet
+from pdcore.router.contacts import contacts
+from pdcore.router.fixed.fleet import tended
 from pdcore.router.lifecycle import Lifecycle
 from pdcore.router.serving import Serving
-from pdcore.router.upstream import HttpxUpstream
+from pdcore.router.wire_server import ServerConnection
+from pdcore.router.wire_upstream import WireUpstream
 from pdcore.topology import codec, keys
 from pdcore.topology.keys import Keyspace, RankId, RankPosition
 from pdcore.topology.records import DepartureRecord, InstanceRecord, RankRecord, Record, Role
@@ -165,23 +169,36 @@ class Fleet:
 
         await eventually(is_settled, 3, "in-flight gauges at 0")
         assert self.serving.ledger.total == 0
+        assert len(self.serving.contacts.callbacks) == 0
         assert self.lifecycle.requests == 0
 
 
 @asynccontextmanager
-async def running_fleet(*, store: MemoryStore | None = None, **changes: Any) -> AsyncIterator[Fleet]:
+async def running_fleet(
+    *, store: MemoryStore | None = None, access: Access = OPEN, **changes: Any
+) -> AsyncIterator[Fleet]:
     """A router over an empty keyspace."""
     settings, clock = config(**changes), SystemClock()
     lifecycle = Lifecycle(max_in_flight=settings.max_in_flight)
     listener = listen("127.0.0.1", 0, "port")
     store = store or MemoryStore()
     lease = await store.grant(60)
-    upstream = HttpxUpstream(
-        connect_timeout_s=settings.connect_timeout_s, write_timeout_s=settings.idle_timeout_s
-    )
-    async with store, Follower(store, SPACE, clock=clock) as follower, upstream:
+    upstream = WireUpstream(connect_timeout_s=settings.connect_timeout_s)
+    async with (
+        store,
+        Follower(store, SPACE, clock=clock) as follower,
+        upstream,
+        contacts(settings) as reached,
+    ):
         serving = assemble(
-            settings, store=store, follower=follower, upstream=upstream, clock=clock, lease=lambda: lease
+            settings,
+            store=store,
+            follower=follower,
+            upstream=upstream,
+            contacts=reached,
+            clock=clock,
+            lease=lambda: lease,
+            access=access,
         )
         ring = Ring()
         app = build_app(router_id="r", serving=serving, lifecycle=lifecycle, ring=ring)
@@ -189,8 +206,9 @@ async def running_fleet(*, store: MemoryStore | None = None, **changes: Any) -> 
         with watching_the_fleet(serving, lifecycle), remembering(follower, ring, clock):
             async with (
                 serving.fleet,
+                tended(serving.fixed, serving.fleet, settings.targets),
                 running_beside(watch_for_silence(serving)),
-                answering(app, listener),
+                answering(app, listener, protocol=ServerConnection),
                 httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as client,
             ):
                 await follower.wait_until(lambda _: True, 5)

@@ -10,7 +10,7 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
@@ -45,7 +45,16 @@ class Send:
 
 @dataclass(frozen=True)
 class Hang:
-    """Say nothing more until the other side leaves or :attr:`FakeEngine.release` is set."""
+    """Say nothing more until the other side leaves, or ``until`` has happened: :attr:`FakeEngine.release` if not given."""
+
+    until: Callable[[], Awaitable[object]] | None = None
+
+
+@dataclass(frozen=True)
+class Do:
+    """Something that the engine does meanwhile, whoever listens."""
+
+    action: Callable[[], Awaitable[object]]
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,7 @@ class Flood:
     times: int
 
 
-Step = Send | Hang | Reset | Fin | Flood
+Step = Send | Hang | Do | Reset | Fin | Flood
 Script = Sequence[Step]
 
 
@@ -191,8 +200,10 @@ class FakeEngine:
                         writer.write(data)
                         await writer.drain()
                         self.flooded += len(data)
-                case Hang():
-                    if await self._hang(reader):
+                case Do(action):
+                    await action()
+                case Hang(until):
+                    if await self._hang(reader, until or self.release.wait):
                         self.left += 1
                         return False
                 case Reset():
@@ -204,11 +215,15 @@ class FakeEngine:
                     return False
         return True
 
-    async def _hang(self, reader: asyncio.StreamReader) -> bool:
+    async def _hang(self, reader: asyncio.StreamReader, until: Callable[[], Awaitable[object]]) -> bool:
         """True when the other side left, False when the hang was released."""
+
+        async def wait() -> None:
+            await until()
+
         async with asyncio.TaskGroup() as group:
             leaving = group.create_task(_wait_left(reader))
-            releasing = group.create_task(self.release.wait())
+            releasing = group.create_task(wait())
             await asyncio.wait((leaving, releasing), return_when=asyncio.FIRST_COMPLETED)
             left = leaving.done()
             leaving.cancel()
