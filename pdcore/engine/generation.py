@@ -113,9 +113,9 @@ async def prepare(
 ) -> Job:
     """Check ``body`` and turn its text into tokens. ApiError before anything else has happened."""
     state = engine.state
+    request = parse(api, body, vocab_size=engine.vocab_size)  # first: several prompts have lists for rooms
     leg = None if state.role == "unified" else legs.parse_leg(body)
     room = legs.parse_room(body) if leg is None else leg.room
-    request = parse(api, body, vocab_size=engine.vocab_size)
     if request.model is not None and request.model not in state.models:
         message = f"the model {request.model[:128]!r} does not exist here; there is {', '.join(state.models)}"
         raise ApiError("model_not_found", message, param="model")
