@@ -16,13 +16,12 @@ from pdcore.config.setting import Parse
 TargetRole = Literal["prefill", "decode", "unified"]
 
 PORTS: Final[dict[TargetRole, int]] = {"prefill": 8001, "decode": 8100, "unified": 8200}
-BOOTSTRAP_PORT: Final = 18800
 _LABELS: Final = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One engine. ``host`` without brackets; ``bootstrap_port`` only of a prefill engine."""
+    """One engine. ``host`` without brackets; ``bootstrap_port`` only of a prefill engine, if one was named."""
 
     role: TargetRole
     host: str
@@ -65,7 +64,7 @@ def target(role: TargetRole, word: str) -> Target:
     """One engine; ValueError with the end of a sentence when ``word`` is none."""
     address, *options = word.split(",")
     host, port = _host_and_port(address, word)
-    bootstrap = BOOTSTRAP_PORT if role == "prefill" else None
+    bootstrap: int | None = None
     for option in options:
         name, _, value = option.partition("=")
         if name != "bootstrap" or role != "prefill":

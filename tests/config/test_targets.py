@@ -14,9 +14,9 @@ pytestmark = pytest.mark.unit
 @pytest.mark.parametrize(
     ("role", "word", "url", "bootstrap"),
     [
-        ("prefill", "http://h:9", "http://h:9", 18800),
+        ("prefill", "http://h:9", "http://h:9", None),
         ("prefill", "http://h:9/,bootstrap=8998", "http://h:9", 8998),
-        ("prefill", "10.0.0.1", "http://10.0.0.1:8001", 18800),
+        ("prefill", "10.0.0.1", "http://10.0.0.1:8001", None),
         ("decode", "p0.example", "http://p0.example:8100", None),
         ("decode", "h:9", "http://h:9", None),
         ("unified", "h", "http://h:8200", None),
@@ -39,7 +39,7 @@ def test_several_by_blanks_and_a_number_behind_a_prefill_is_its_bootstrap_port()
     found = targets("prefill")("http://a:1 8998 b:2 c,bootstrap=7")
     assert found == (
         Target(role="prefill", host="a", port=1, bootstrap_port=8998),
-        Target(role="prefill", host="b", port=2, bootstrap_port=18800),
+        Target(role="prefill", host="b", port=2),
         Target(role="prefill", host="c", port=8001, bootstrap_port=7),
     )
 

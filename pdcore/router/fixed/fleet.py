@@ -23,7 +23,7 @@ from pdcore.registry.overlay.suspect import Note
 from pdcore.registry.probe import UNNAMED
 from pdcore.registry.store import Delete, Put, Store
 from pdcore.router.fixed.asking import hear, models_of
-from pdcore.router.fixed.record import names, records
+from pdcore.router.fixed.record import bootstrap_port, names, records
 from pdcore.router.fixed.standing import Answers, Fails, Heard, Silent, Standing
 from pdcore.telemetry import logger
 from pdcore.topology import codec, keys
@@ -67,6 +67,10 @@ class FixedFleet:
     def standing(self, instance_id: str) -> Standing:
         """What is known of one of them."""
         return self._standings[instance_id]
+
+    def bootstrap_port(self, instance_id: str) -> int | None:
+        """Where a prefill engine takes handshakes, as far as it was said."""
+        return bootstrap_port(self._targets[instance_id], self._protocol)
 
     async def add(self, target: Target) -> str:
         """Take ``target`` in, to be asked at once; the same address and role again changes only its bootstrap port.

@@ -15,6 +15,7 @@ from pdcore.topology.keys import RankId, RankPosition
 from pdcore.topology.records import DP_RANK_CHOICE, Compat, InstanceRecord, RankRecord, Record
 
 UNKNOWN: Final = "unknown"
+BOOTSTRAP_PORT: Final = 18800
 _RANK: Final = RankPosition(0, 0, 0)
 
 COMPAT: Final = Compat(
@@ -38,9 +39,17 @@ def names(instance_id: str) -> tuple[str, str]:
     return keys.instance(instance_id), keys.rank(RankId(instance_id, _RANK))
 
 
+def bootstrap_port(target: Target, protocol: str) -> int | None:
+    """The one that was named; else ours where the protocol is ours, and what the protocol takes by itself elsewhere."""
+    if target.bootstrap_port is None and target.role == "prefill" and protocol == "bootstrap":
+        return BOOTSTRAP_PORT
+    return target.bootstrap_port
+
+
 def records(target: Target, standing: Standing, protocol: str) -> dict[str, Record]:
     """Them and their records: one instance of one rank. Its DP ranks are its own business."""
     of_instance, of_rank = names(target.instance_id)
+    port = bootstrap_port(target, protocol)
     instance = InstanceRecord(
         incarnation=standing.incarnation,
         role=target.role,
@@ -48,8 +57,8 @@ def records(target: Target, standing: Standing, protocol: str) -> dict[str, Reco
         generation=0,
         models=standing.models,
         url=target.url,
-        bootstrap_host=None if target.bootstrap_port is None else target.host,
-        bootstrap_port=target.bootstrap_port,
+        bootstrap_host=None if port is None else target.host,
+        bootstrap_port=port,
         protocol="unified" if target.role == "unified" else protocol,
         dp_size=1,
         cp_size=1,

@@ -104,7 +104,7 @@ class WorkersEndpoint:
             "load": self._ledger.in_flight(name),
             "model_id": models[0] if models else None,
             "models": models,
-            "bootstrap_port": one.bootstrap_port,
+            "bootstrap_port": self._fixed.bootstrap_port(name),
             "connection_mode": "http",
             **({"reason": why} if why else {}),
         }

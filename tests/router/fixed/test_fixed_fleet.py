@@ -187,6 +187,7 @@ async def test_a_silent_engine_is_picked_last_and_not_given_up(engines: Engines)
         await healthy(fleet, d0.url)
         d0.health = (Hang(),)
         await healthy(fleet, d0.url, False)
+        await eventually(lambda: fleet.serving.fleet.view.suspects, WITHIN_S, "a probe met silence too")
         assert [(await fleet.post(BODY)).status_code for _ in range(4)] == [200] * 4
         assert not d0.seen
         d0.health = WELL
