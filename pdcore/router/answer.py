@@ -1,12 +1,11 @@
 """Our side of the answer: what has been sent to the client, and sending more of it exactly once.
 
-Knows nothing of legs. Every send has a deadline, so that a client that stops reading ends its own stream only; the
+Knows nothing of legs. Every send has a deadline, so that a client that stops reading ends its own request only; the
 server's own write buffer (64 KiB) and one event are all that waits for a slow reader.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
@@ -15,6 +14,7 @@ from starlette.types import Send
 from pdcore.errors import ApiError, PdcoreError
 from pdcore.router.exchange import RawAnswer
 from pdcore.router.headers import as_raw
+from pdcore.router.interrupt import Alarm
 from pdcore.router.pace import Pace
 from pdcore.router.relay import error_event
 
@@ -30,8 +30,10 @@ def _nothing() -> None:
 class ClientAnswer:
     """One response. ``started``: the head is sent; ``ended``: nothing more may follow. ``status`` once started.
 
-    ``pace`` says when a stream's events went out. ``on_start`` is called when the head goes out, ``before_end`` awaited
-    before the last part does: what the client must find undone when it has its answer.
+    ``patience`` watches over every send: whoever answers does so inside its block, which ends when the client takes
+    nothing for the whole write budget. ``pace`` says when a stream's events went out. ``on_start`` is called when the
+    head goes out, ``before_end`` awaited before the last part does: what the client must find undone when it has its
+    answer.
     """
 
     def __init__(
@@ -39,12 +41,15 @@ class ClientAnswer:
         send: Send,
         request_id: str,
         *,
+        now: Callable[[], float],
         write_timeout_s: float,
         on_start: Callable[[], None] = _nothing,
     ) -> None:
         self._send = send
         self._on_start = on_start
+        self._now = now
         self._write_timeout_s = write_timeout_s
+        self.patience = Alarm(now)
         self.request_id = request_id
         self.status: int | None = None
         self.ended = False
@@ -97,8 +102,6 @@ class ClientAnswer:
             await self.json(error.body(self.request_id), status=error.status, headers=error.headers())
 
     async def _put(self, message: dict[str, object]) -> None:
-        try:
-            async with asyncio.timeout(self._write_timeout_s):
-                await self._send(message)
-        except TimeoutError as wrong:
-            raise ClientStalled(f"the client read nothing for {self._write_timeout_s:g} s") from wrong
+        self.patience.set(self._now() + self._write_timeout_s)
+        await self._send(message)
+        self.patience.set(None)

@@ -7,22 +7,24 @@ before the first byte), and the router stopping. All counters of a request are h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from functools import partial
 from typing import Final, Literal
 
 from starlette.types import Receive, Scope, Send
 
 from pdcore.errors import ApiError
 from pdcore.router import headers
-from pdcore.router.answer import ClientAnswer, ClientStalled
+from pdcore.router.answer import ClientAnswer
 from pdcore.router.api import Endpoint, parse
 from pdcore.router.budget import Budget
+from pdcore.router.departure import while_there
 from pdcore.router.exchange import LegFailure, api_error
+from pdcore.router.interrupt import Interrupt
 from pdcore.router.lifecycle import Lifecycle
 from pdcore.router.serving import Incoming, Serving, Trace, serve
 from pdcore.telemetry import logger
 
-Ending = Literal["done", "gone", "stopping"]
+Ending = Literal["gone", "stopping"]
 
 CLOSE: Final = {"connection": "close"}
 
@@ -47,14 +49,17 @@ class GenerationEndpoint:
         client = ClientAnswer(
             send,
             headers.new_request_id(),
+            now=clock.now,
             write_timeout_s=self._serving.config.idle_timeout_s,
             on_start=metrics.answering.inc,
         )
         outcome = "internal"
         metrics.in_flight.inc()
         try:
-            with self._lifecycle.request():
+            with self._lifecycle.request(), client.patience:
                 outcome = await self._handle(scope, receive, client, trace)
+            if client.patience.rang:
+                outcome = "cancelled"
         finally:
             metrics.in_flight.dec()
             self._tally(client, trace, outcome, started, clock.now())
@@ -86,14 +91,14 @@ class GenerationEndpoint:
         """Serve it; the outcome as the metrics name it."""
         try:
             incoming = await self._read(scope, receive, client, trace)
-            ending = await self._until_ended(receive, client, self._serve(incoming, client))
+            ending = await self._until_ended(scope, receive, client, incoming)
         except ApiError as error:
             trace.error = _without_words(error)
             return await self._tell(client, error)
         except LegFailure as failure:
             trace.error = str(failure)
             return await self._tell(client, api_error(failure), failure)
-        except (_Gone, ClientStalled):
+        except _Gone:
             return "cancelled"
         if ending == "gone":
             return "cancelled"
@@ -105,10 +110,7 @@ class GenerationEndpoint:
         raw = failure.raw if failure is not None else None
         if client.started:
             self._serving.ground.metrics.broken_streams.inc()
-        try:
-            await client.fail(error, raw)
-        except ClientStalled:
-            return "cancelled"
+        await client.fail(error, raw)
         return "passed_through" if raw is not None else error.code
 
     async def _read(self, scope: Scope, receive: Receive, client: ClientAnswer, trace: Trace) -> Incoming:
@@ -134,46 +136,23 @@ class GenerationEndpoint:
             trace=trace,
         )
 
-    async def _serve(self, incoming: Incoming, client: ClientAnswer) -> None:
-        await serve(self._serving, incoming, client)
-
     async def _until_ended(
-        self, receive: Receive, client: ClientAnswer, work: Coroutine[object, object, None]
-    ) -> Ending:
-        """Run ``work`` until it ends, the client is gone, or the router stops; raises what ``work`` raises.
+        self, scope: Scope, receive: Receive, client: ClientAnswer, incoming: Incoming
+    ) -> Ending | None:
+        """Serve it until that ends, the client is gone, or the router stops; what ended it if not itself.
 
-        A client that leaves after its answer is complete has left nothing behind: then ``work`` ends by itself.
+        A client that leaves after its answer is complete has left nothing behind: then serving it ends by itself.
         """
-        failure: BaseException | None = None
-        async with asyncio.TaskGroup() as group:
-            working = group.create_task(_captured(work))
-            gone = group.create_task(_disconnected(receive))
-            stopping = group.create_task(self._lifecycle.stopping.wait())
-            await asyncio.wait((working, gone, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if client.ended and not working.done():
-                await asyncio.wait((working,))
-            ending: Ending = "done" if working.done() else "gone" if gone.done() else "stopping"
-            for task in (working, gone, stopping):
-                task.cancel()
-        if ending == "done":
-            failure = working.result()
-        if failure is not None:
-            raise failure
-        return ending
+        if self._lifecycle.stopping.is_set():
+            return "stopping"
 
+        def end(ending: Ending) -> None:
+            if not client.ended:
+                interrupt.strike(ending)
 
-async def _captured(work: Coroutine[object, object, None]) -> ApiError | LegFailure | ClientStalled | None:
-    """Run ``work``; a failure that is meant for the client comes back as a value, anything else is a bug and raises."""
-    try:
-        await work
-    except (ApiError, LegFailure, ClientStalled) as failure:
-        return failure
-    return None
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        with Interrupt[Ending]() as interrupt, self._lifecycle.telling(partial(end, "stopping")):
+            await while_there(scope, receive, partial(end, "gone"), serve(self._serving, incoming, client))
+        return interrupt.reason
 
 
 async def _body(receive: Receive, announced: int | None, limit: int) -> bytes:

@@ -2,8 +2,7 @@
 
 uvicorn accepts connections, counts them and ends them; this class reads requests from one and runs the application for
 each. The application is plain ASGI and runs under uvicorn's own class as well. What it finds here in addition is the
-scope's extension :data:`DEPARTURE`: a function that takes a callback for when the client leaves, which spares a task
-per request that waits for that.
+scope's extension :data:`~pdcore.router.departure.DEPARTURE`, which spares it a task per request.
 
 Requests that come on one connection before the earlier ones are answered wait their turn. A head has its bounds in
 bytes and in time, and a connection on which nothing is served is closed after uvicorn's ``timeout_keep_alive``.
@@ -27,11 +26,10 @@ from uvicorn.server import ServerState
 
 from pdcore.errors import ApiError, ErrorCode
 from pdcore.http_head import HEAD_WITHIN_S, MAX_HEAD_BYTES
+from pdcore.router.departure import DEPARTURE
 from pdcore.router.lazy_timer import LazyTimer
 from pdcore.router.wire_exchange import Exchange, Message, RawHeaders
 from pdcore.telemetry import logger
-
-DEPARTURE: Final = "pdcore.departure"
 
 _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 _JSON: Final = (b"content-type", b"application/json")

@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pdcore.http_head import MAX_HEAD_BYTES, BoundedHead
 from pdcore.http_server import answering, listen, port_of
-from pdcore.router.wire_server import DEPARTURE, ServerConnection
+from pdcore.router.departure import DEPARTURE
+from pdcore.router.wire_server import ServerConnection
 from tests.support.eventually import eventually
 
 pytestmark = [pytest.mark.contract]
