@@ -13,7 +13,7 @@ from typing import ClassVar
 from pdcore.router.api import ClientRequest
 from pdcore.router.protocols.base import Attempt, Handshake, LegPlan, Plan, SecondLeg
 from pdcore.router.protocols.prefill_only import check_one_hand_off
-from pdcore.router.protocols.vllm import as_transfer_params, decode_post, prefill_post
+from pdcore.router.protocols.vllm import as_transfer_params, chosen_rank, decode_post, prefill_post
 from pdcore.router.upstream import Post
 
 NAME = "ascend-layerwise"
@@ -50,4 +50,4 @@ class AscendLayerwise(Handshake):
 def _compute(attempt: Attempt, called: bytes) -> Post:
     prefill = attempt.pick.prefill
     assert prefill is not None
-    return prefill_post(attempt, prefill, as_transfer_params(called), attempt.pick.prefill_dp_rank)
+    return prefill_post(attempt, prefill, as_transfer_params(called), chosen_rank(attempt, prefill))

@@ -15,7 +15,7 @@ from pdcore.router.api import ClientRequest
 from pdcore.router.pick import Pick
 from pdcore.router.protocols.base import Attempt, Handshake, LegPlan, Plan, Question, Unreadable, key_of
 from pdcore.router.protocols.prefill_only import check_one_hand_off
-from pdcore.router.protocols.vllm import decode_post, prefill_post
+from pdcore.router.protocols.vllm import chosen_rank, decode_post, prefill_post
 from pdcore.topology.instance import Instance
 
 DEFAULT_PORT: Final = 8998
@@ -59,8 +59,8 @@ class Mooncake(Handshake):
         prefill, decode, known = attempt.pick.prefill, attempt.pick.decode, attempt.learned
         assert prefill is not None, "a mooncake handshake needs a pair"
         assert isinstance(known, EngineIds), "a mooncake handshake needs its answer"
-        wanted = attempt.pick.prefill_dp_rank if prefill.record.dp_size > 1 else None
-        rank = known.choose(wanted, attempt.room)
+        rank = known.choose(chosen_rank(attempt, prefill), attempt.room)
+        among_several = rank if len(known.by_rank) > 1 else None
         transfer = {"transfer_id": f"xfer-{attempt.room:016x}"}
         give = {"do_remote_decode": True, "do_remote_prefill": False, **transfer}
         take = {
@@ -72,7 +72,9 @@ class Mooncake(Handshake):
         }
         return Plan(
             legs=(
-                LegPlan(leg="prefill", instance=prefill, post=prefill_post(attempt, prefill, give, rank)),
+                LegPlan(
+                    leg="prefill", instance=prefill, post=prefill_post(attempt, prefill, give, among_several)
+                ),
                 LegPlan(leg="decode", instance=decode, post=decode_post(attempt, decode, take)),
             ),
             room=attempt.room,

@@ -14,7 +14,7 @@ from typing import Final
 from pdcore.router.api import ClientRequest
 from pdcore.router.protocols.base import Attempt, Handshake, LegPlan, Plan, SecondLeg
 from pdcore.router.protocols.prefill_only import check_one_hand_off
-from pdcore.router.protocols.vllm import decode_post, prefill_post, transfer_params
+from pdcore.router.protocols.vllm import chosen_rank, decode_post, prefill_post, transfer_params
 from pdcore.router.upstream import Post
 
 ASK: Final = {
@@ -42,7 +42,7 @@ class Nixl(Handshake):
         if attempt.carried is not None:
             alone = LegPlan(leg="decode", instance=decode, post=_fetch(attempt, attempt.carried.words))
             return Plan(legs=(alone,), room=attempt.room)
-        asked = prefill_post(attempt, prefill, ASK, attempt.pick.prefill_dp_rank)
+        asked = prefill_post(attempt, prefill, ASK, chosen_rank(attempt, prefill))
         return Plan(
             legs=(LegPlan(leg="prefill", instance=prefill, post=asked),),
             second=SecondLeg(leg="decode", instance=decode, after="answer", make=partial(_fetch, attempt)),

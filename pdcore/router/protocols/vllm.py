@@ -23,11 +23,16 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def prefill_post(attempt: Attempt, instance: Instance, params: object, dp_rank: int | None = None) -> Post:
-    """The leg that computes the prompt and keeps its KV for whoever ``params`` say."""
+    """The leg that computes the prompt and keeps its KV for whoever ``params`` say, at ``dp_rank`` if one is given."""
     headers = _named(attempt)
-    if dp_rank is not None and instance.record.dp_size > 1:
+    if dp_rank is not None:
         headers["x-data-parallel-rank"] = str(dp_rank)
     return post(replace(attempt, request=one_token(attempt.request)), instance, {PARAMS: params}, headers)
+
+
+def chosen_rank(attempt: Attempt, prefill: Instance) -> int | None:
+    """The data parallel rank that was chosen among several; None where the engine chooses, or has one."""
+    return attempt.pick.prefill_dp_rank if prefill.record.dp_size > 1 else None
 
 
 def decode_post(attempt: Attempt, instance: Instance, params: object) -> Post:

@@ -53,9 +53,8 @@ def test_both_legs_are_joined_by_one_transfer_id() -> None:
 @given(st.integers(1, 2**63 - 1))
 def test_decode_is_told_the_engine_of_the_rank_that_prefill_was_sent_to(room: int) -> None:
     known = EngineIds({0: "e-0", 1: "e-1", 2: "e-2"})
-    plan = Mooncake().plan(
-        attempt(CLIENTS, prefill=instance("prefill", dp_size=3), learned=known, rooms=(room,))
-    )
+    registered_as_one = instance("prefill", dp_size=1)
+    plan = Mooncake().plan(attempt(CLIENTS, prefill=registered_as_one, learned=known, rooms=(room,)))
     legs = legs_of(plan)
     rank = int(legs["prefill"].post.headers["x-data-parallel-rank"])
     told = body_of(legs["decode"].post)["kv_transfer_params"]["remote_engine_id"]
