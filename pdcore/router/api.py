@@ -35,6 +35,8 @@ PATHS: Final[Mapping[Endpoint, str]] = {
 TOKENIZING: Final = frozenset[Endpoint]({"tokenize", "detokenize"})
 """What any one instance answers alone: nothing is generated."""
 
+MAX_FIELDS: Final = 1024
+
 KindT = TypeVar("KindT")
 
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -67,6 +69,8 @@ class ClientRequest:
 def parse(endpoint: Endpoint, body: bytes) -> ClientRequest:
     """Check ``body`` for ``endpoint``; raises :class:`ApiError` (400) with the field and the value at fault."""
     fields = _split(body)
+    if len(fields) > MAX_FIELDS:
+        raise ApiError("invalid_request", f"the body has {len(fields)} fields, more than {MAX_FIELDS}")
     for name in fields:
         if is_internal(name):
             raise refuse(name, "is set by the router and may not be sent")

@@ -49,6 +49,12 @@ def test_a_body_that_is_not_a_json_object_is_refused(body: bytes) -> None:
     refused("completions", body)
 
 
+def test_a_body_of_very_many_fields_is_refused() -> None:
+    assert (
+        "1026 fields" in refused("completions", {"prompt": "a", **{f"x{n}": n for n in range(1025)}}).message
+    )
+
+
 @pytest.mark.parametrize(
     "prompt",
     [
