@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -49,12 +50,12 @@ async def ask_health(url: str) -> Health:
 
     It has no deadline of its own.
     """
-    return parse_answer(await _get(url, "/health"))
+    return parse_answer(await _get(url, "/health", {}))
 
 
-async def fetch(url: str, path: str) -> tuple[int, bytes]:
+async def fetch(url: str, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
     """Status and body of ``{url}{path}``, a small one. Raises as :func:`ask_health` does, and has no deadline either."""
-    answer = await _get(url, path)
+    answer = await _get(url, path, headers)
     return parse_answer(answer).status, answer.partition(b"\r\n\r\n")[2]
 
 
@@ -79,14 +80,16 @@ def content_length(head: bytes) -> int | None:
     return None
 
 
-async def _get(url: str, path: str) -> bytes:
+async def _get(url: str, path: str, headers: Mapping[str, str]) -> bytes:
     parts = urlsplit(url)
     if parts.scheme != "http" or parts.hostname is None:
         raise ValueError(f"{url} is not an http URL")
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80, limit=_MAX_ANSWER_BYTES)
     try:
         # HTTP/1.0: an answer of unknown length ends where the connection does, never chunked.
-        writer.write(f"GET {path} HTTP/1.0\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode())
+        sent = {"Host": parts.netloc, "Connection": "close", **headers}
+        lines = (f"GET {path} HTTP/1.0", *(f"{name}: {value}" for name, value in sent.items()))
+        writer.write("\r\n".join((*lines, "", "")).encode())
         head = await reader.readuntil(b"\r\n\r\n")
         return head + await _read_body(reader, content_length(head))
     finally:

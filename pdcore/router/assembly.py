@@ -102,7 +102,7 @@ def assemble(
         contacts=contacts,
         client_rooms=rooms,
         access=access,
-        fixed=fixed_fleet(config, store, fleet, clock),
+        fixed=fixed_fleet(config, store, fleet, clock, access.towards_engines),
     )
 
 

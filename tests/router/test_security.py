@@ -12,6 +12,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, AuthenticationError, PermissionDeniedError
 
+from pdcore.config.targets import Target
 from pdcore.http_server import answering, listen, url_of
 from pdcore.registry.ring import Ring
 from pdcore.router.access import Access
@@ -114,6 +115,30 @@ async def test_engines_are_sent_the_routers_token_and_never_the_clients_key() ->
         (seen,) = d.seen
         assert seen.headers["authorization"] == f"Bearer {ENGINE}"
         assert KEY not in str(seen)
+
+
+class AsksForTheToken(FakeEngine):
+    """An engine of which only the health is open."""
+
+    def script(self) -> Script:
+        if self.seen[-1].headers.get("authorization") != f"Bearer {ENGINE}":
+            return fake.answer(401, {"error": "Unauthorized"})
+        if self.seen[-1].path == "/v1/models":
+            return fake.answer(200, {"object": "list", "data": [{"id": "guarded"}]})
+        return super().script()
+
+
+async def test_engines_at_fixed_addresses_are_asked_with_the_token_too() -> None:
+    token = Token.read(ENGINE)
+    async with AsksForTheToken([GOOD]) as engine:
+        target = Target(role="unified", host="127.0.0.1", port=engine.port, bootstrap_port=None)
+        async with running_fleet(unified=(target,), access=Access(engine_token=lambda: token)) as fleet:
+
+            async def serves() -> bool:
+                return (await fleet.post({**BODY, "model": "guarded"})).status_code == 200
+
+            await eventually(serves, 5, "its model is known")
+            assert (await fleet.post({**BODY, "model": "other"})).status_code == 404
 
 
 async def test_the_openai_sdk_meets_its_own_errors() -> None:

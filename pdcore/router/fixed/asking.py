@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -45,11 +46,11 @@ def heard(health: Health) -> Heard:
     return Fails(why=f"its health is {health.status}")
 
 
-async def models_of(url: str, timeout_s: float) -> tuple[str, ...] | None:
+async def models_of(url: str, timeout_s: float, headers: Mapping[str, str]) -> tuple[str, ...] | None:
     """What the engine at ``url`` says that it serves; None when it does not say."""
     try:
         async with asyncio.timeout(timeout_s):
-            status, body = await fetch(url, MODELS)
+            status, body = await fetch(url, MODELS, headers)
         found = msgspec.json.decode(body, type=_Models).data if status == OK else []
     except (OSError, *_UNREADABLE, msgspec.DecodeError):
         return None

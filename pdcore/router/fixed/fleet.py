@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
@@ -46,7 +46,15 @@ class FixedFleet:
     the store, and ``_news``: what the overlay has found out meanwhile, to be written by the loop."""
 
     def __init__(
-        self, store: Store, keyspace: Keyspace, fleet: Fleet, *, protocol: str, timeout_s: float, clock: Clock
+        self,
+        store: Store,
+        keyspace: Keyspace,
+        fleet: Fleet,
+        *,
+        protocol: str,
+        timeout_s: float,
+        clock: Clock,
+        headers: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
         self._store = store
         self._view = keyspace.view
@@ -54,6 +62,7 @@ class FixedFleet:
         self._protocol = protocol
         self._timeout_s = timeout_s
         self._clock = clock
+        self._headers = headers
         self._targets: dict[str, Target] = {}
         self._standings: dict[str, Standing] = {}
         self._news: dict[str, Heard] = {}
@@ -148,9 +157,8 @@ class FixedFleet:
         if isinstance(found, Silent) and before.is_up:
             self._fleet.accuse((name, before.incarnation), "silence")
         elif isinstance(found, Answers) and before.after(found, _fresh) is not before:
-            found = Answers(
-                incarnation=found.incarnation, models=await models_of(target.url, self._timeout_s)
-            )
+            models = await models_of(target.url, self._timeout_s, self._headers())
+            found = Answers(incarnation=found.incarnation, models=models)
         await self._heard(name, found)
 
     async def _heard(self, name: str, heard: Heard) -> None:
@@ -190,8 +198,10 @@ def store_shown(config: RouterConfig) -> str:
     return "memory" if config.targets else config.store
 
 
-def fixed_fleet(config: RouterConfig, store: Store, fleet: Fleet, clock: Clock) -> FixedFleet | None:
-    """For a router that was told engines; None for any other."""
+def fixed_fleet(
+    config: RouterConfig, store: Store, fleet: Fleet, clock: Clock, headers: Callable[[], Mapping[str, str]]
+) -> FixedFleet | None:
+    """For a router that was told engines, which know it by ``headers``; None for any other."""
     if not config.targets:
         return None
     return FixedFleet(
@@ -201,6 +211,7 @@ def fixed_fleet(config: RouterConfig, store: Store, fleet: Fleet, clock: Clock) 
         protocol=config.protocol,
         timeout_s=config.probe_timeout_s,
         clock=clock,
+        headers=headers,
     )
 
 
