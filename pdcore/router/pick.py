@@ -6,12 +6,14 @@ candidates is chosen is a :class:`Policy`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from pdcore.topology.compat import KindOf, kinds
 from pdcore.topology.instance import Instance
+from pdcore.topology.records import Role
 from pdcore.topology.topology import Topology
 
 InstanceKey = tuple[str, str]
@@ -242,19 +244,36 @@ def _note(
 def _partners(
     fit: Sequence[Instance], rules: Rules, reasons: dict[str, tuple[str, ...]]
 ) -> list[tuple[Instance, list[Instance]]]:
-    """Each prefill that has a decode it can pair with, and those decodes."""
-    decodes = [one for one in fit if one.record.role == "decode"]
+    """Each prefill that has a decode it can pair with, and those decodes.
+
+    A fleet has many instances and few kinds of them; of each kind the first is asked for all.
+    """
+    kind_of = kinds([one.record for one in fit if one.record.role != "unified"])
+    decodes = _alike(fit, "decode", kind_of)
     partners = []
-    for prefill in (one for one in fit if one.record.role == "prefill"):
-        against = {one.instance_id: rules.check(prefill, one) for one in decodes}
-        matching = [one for one in decodes if not against[one.instance_id]]
+    for prefills in _alike(fit, "prefill", kind_of):
+        against = [rules.check(prefills[0], some[0]) for some in decodes]
+        matching = [one for some, why in zip(decodes, against, strict=True) if not why for one in some]
         if matching:
-            partners.append((prefill, matching))
+            partners += [(one, matching) for one in prefills]
         elif decodes:
-            reasons[prefill.instance_id] = tuple(
-                f"does not pair with {who}: {'; '.join(why)}" for who, why in against.items()
-            )
+            told = tuple(map(_against, decodes, against))
+            reasons.update((one.instance_id, told) for one in prefills)
     return partners
+
+
+def _alike(fit: Sequence[Instance], role: Role, kind_of: KindOf) -> list[list[Instance]]:
+    """The instances of ``role``, those of a kind together."""
+    alike: dict[Hashable, list[Instance]] = {}
+    for one in fit:
+        if one.record.role == role:
+            alike.setdefault(kind_of(one.record), []).append(one)
+    return list(alike.values())
+
+
+def _against(decodes: Sequence[Instance], why: tuple[str, ...]) -> str:
+    others = f" and {len(decodes) - 1} like it" if len(decodes) > 1 else ""
+    return f"does not pair with {decodes[0].instance_id}{others}: {'; '.join(why)}"
 
 
 def _dp_rank(want: Want, prefill: Instance) -> int | None:

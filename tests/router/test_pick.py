@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -61,6 +62,29 @@ def against(topology: Topology, want: Want = WANT) -> NoPair:
 def test_a_pair_is_picked_with_its_only_dp_rank_and_the_views_revision() -> None:
     found = picked(fleet({"p": prefill(), "d": decode()}))
     assert (found.name, found.prefill_dp_rank, found.revision) == ("p,d", 0, 7)
+
+
+def test_a_large_fleet_costs_a_check_per_pair_of_kinds_and_not_per_pair() -> None:
+    far = replace(COMPAT, transfer_engines=("tcp",))
+    many = {f"p{number}": prefill(compat=far, boot_id=f"b{number}") for number in range(60)}
+    many |= {f"d{number}": decode(compat=far, boot_id=f"c{number}") for number in range(60)}
+    topology = fleet({**many, "odd": decode(compat=replace(far, kv_dtype="float16"))})
+    asked: list[tuple[str, str]] = []
+
+    def asking(one: Instance, other: Instance) -> tuple[str, ...]:
+        asked.append((one.instance_id, other.instance_id))
+        return check_pair(one.record, other.record)
+
+    found = pick(topology, WANT, Ledger(), replace(rules(), check=asking))
+    assert isinstance(found, Pick)
+    assert len(asked) == 2
+
+
+def test_instances_that_fit_nobody_are_told_together() -> None:
+    alike = {f"d{number}": decode(compat=replace(COMPAT, kv_dtype="float16")) for number in range(3)}
+    found = against(fleet({"p": prefill(), **alike}))
+    (why,) = found.reasons["p"]
+    assert re.match(r"does not pair with d\d and 2 like it: kv_dtype: ", why)
 
 
 @pytest.mark.parametrize(
