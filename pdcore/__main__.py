@@ -1,6 +1,17 @@
-"""``python -m pdcore`` is the command ``pdcore``."""
+"""The command ``pdcore``, also as ``python -m pdcore``. Ctrl-C is quiet from the first moment, while modules still load."""
 
-from pdcore.cli import main
+import sys
+
+
+def main() -> None:
+    """Run the command; never returns normally."""
+    try:
+        from pdcore.cli import main as command
+
+        command(prog_name="pdcore")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
 
 if __name__ == "__main__":
-    main(prog_name="pdcore")
+    main()

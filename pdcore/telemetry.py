@@ -32,13 +32,7 @@ def configure(log_format: LogFormat, level: str, **process_fields: object) -> No
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if log_format == "json"
-        else structlog.processors.LogfmtRenderer(
-            key_order=["timestamp", "level", "event"], drop_missing=True, bool_as_flag=False
-        )
-    )
+    renderer = structlog.processors.JSONRenderer() if log_format == "json" else _PrintableLogfmt()
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
@@ -59,6 +53,25 @@ def configure(log_format: LogFormat, level: str, **process_fields: object) -> No
         logging.getLogger(chatty).setLevel(max(logging.WARNING, _LEVELS[level]))
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(**process_fields)
+
+
+class _PrintableLogfmt:
+    """Text that drives no terminal: what others wrote, a key of the store say, is escaped where it cannot be printed."""
+
+    def __init__(self) -> None:
+        self._render = structlog.processors.LogfmtRenderer(
+            key_order=["timestamp", "level", "event"], drop_missing=True, bool_as_flag=False
+        )
+
+    def __call__(
+        self, log: structlog.typing.WrappedLogger, method: str, fields: structlog.typing.EventDict
+    ) -> str:
+        line = self._render(log, method, fields)
+        return line if line.isprintable() else "".join(map(_printable, line))
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else repr(character)[1:-1]
 
 
 class _Lines:

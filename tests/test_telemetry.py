@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.integration
 
-_SPEAK = """
+_SPEAK = r"""
 import logging, os, sys
 from pdcore import telemetry
 telemetry.configure(sys.argv[1], "info", role="router")
@@ -18,6 +18,8 @@ log = telemetry.logger("a.module")
 with telemetry.bound(room=7):
     log.info("said", revision=3)
 log.debug("not said")
+if "hostile" in sys.argv:
+    log.info("read", key="a\x1b[31mred\x01\nb")
 logging.getLogger("some.library").warning("%s heard", "also")
 try:
     raise ValueError("broken")
@@ -53,6 +55,12 @@ def test_text_begins_with_the_instant_the_level_and_the_event() -> None:
     first = spoken("text")[0].split(" ")
     assert [word.partition("=")[0] for word in first[:3]] == ["timestamp", "level", "event"]
     assert {"room=7", "revision=3", "role=router"} <= set(first)
+
+
+def test_no_text_of_others_reaches_a_terminal_as_it_is() -> None:
+    lines = spoken("text", "hostile")
+    assert all(line.isprintable() for line in lines)
+    assert any(r"a\x1b[31mred\x01\nb" in line for line in lines)
 
 
 def test_a_process_whose_lines_nobody_reads_goes_on() -> None:

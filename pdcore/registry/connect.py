@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Final
 from pdcore.config import StoreAccess
 from pdcore.errors import AccessRefused, ConfigError, StoreError
 from pdcore.registry.store import Store
+from pdcore.registry.store_identity import ensure_store_id
 from pdcore.registry.tls_files import read_tls_files
 from pdcore.telemetry import logger
-from pdcore.topology.keys import STORE_ID, Keyspace
+from pdcore.topology.keys import Keyspace
 
 if TYPE_CHECKING:
     from pdcore.registry.etcd.endpoints import Endpoints
@@ -47,11 +48,11 @@ async def admitted_store(access: StoreAccess, keyspace: Keyspace) -> AsyncIterat
     """The driver, entered, for a process that starts: it ends here if the store does not let it in.
 
     Raises :class:`ConfigError` as :func:`open_store` does, and when the store refuses our certificate, user, password
-    or every access to ``keyspace``. A store that does not answer is not judged: it may be there later.
+    or to read and write in ``keyspace``. A store that does not answer is not judged: it may be there later.
     """
     async with open_store(access) as store:
         try:
-            await store.get(keyspace.view + STORE_ID)
+            await ensure_store_id(store, keyspace.view)
         except AccessRefused as refused:
             raise ConfigError(f"{_WHERE}: {refused}") from refused
         except StoreError as error:

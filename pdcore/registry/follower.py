@@ -12,8 +12,6 @@ exception leaves through the ``async with`` block that owns the follower.
 from __future__ import annotations
 
 import asyncio
-import json
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,7 +22,8 @@ from typing import Final, Self
 from pdcore.beside import running_beside
 from pdcore.clock import Clock, SystemClock
 from pdcore.errors import Compacted, StoreError, StoreUnavailable
-from pdcore.registry.store import Absent, Alive, Put, Revision, Snapshot, Store, Stored, WatchMessage
+from pdcore.registry.store import Alive, Revision, Snapshot, Store, Stored, WatchMessage
+from pdcore.registry.store_identity import ensure_store_id
 from pdcore.telemetry import logger
 from pdcore.topology.events import Event, diff
 from pdcore.topology.keys import STORE_ID, Keyspace
@@ -265,8 +264,7 @@ class Follower:
             snapshot = await self._store.list(self._view)
             if key in snapshot.entries:
                 return snapshot
-            fresh = json.dumps(secrets.token_hex(16)).encode()
-            await self._store.commit((Absent(key),), (Put(key, fresh),))
+            await ensure_store_id(self._store, self._view)
         raise StoreUnavailable(f"{key} vanished {STORE_ID_TRIES} times while it was being created")
 
     def _hear(self, message: WatchMessage) -> None:

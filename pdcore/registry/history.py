@@ -219,7 +219,8 @@ class History:
     async def _not_kept(self, revision: int, now: Topology) -> NotKept:
         oldest = await self._oldest(now)
         if oldest is None:
-            oldest = now.revision
+            why = f"this store knows only the present, which is revision {now.revision}"
+            return NotKept(f"revision {revision} is not kept: {why}; a journal (--redis) knows more")
         return NotKept(f"revision {revision} is not kept any more; the oldest that works is {oldest}")
 
     def _refuse_future(self, revision: int, now: Topology) -> None:

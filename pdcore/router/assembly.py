@@ -39,7 +39,7 @@ from pdcore.router.views import servable
 from pdcore.router.vigil import Vigil
 from pdcore.router.witness import Witness
 from pdcore.topology.compat import check_pair
-from pdcore.topology.events import Event, InstanceChanged, RankJoined, RankLost
+from pdcore.topology.events import Event, InstanceChanged, RankJoined, RankLost, RecordRejected
 from pdcore.topology.instance import Instance
 from pdcore.topology.keys import Keyspace
 from pdcore.topology.shards import ShardedMap
@@ -118,11 +118,15 @@ def _check(prefill: Instance, decode: Instance) -> tuple[str, ...]:
     return check_pair(prefill.record, decode.record)
 
 
-def _is_detail(event: Event) -> bool:
-    """Whether other events say enough of it: of a rank its instance's readiness, of a state that and draining."""
-    if isinstance(event, InstanceChanged):
-        return event.fields == ("state",)
-    return isinstance(event, RankJoined | RankLost)
+def _level(event: Event) -> int:
+    """A detail where other events say enough of it: of a rank its instance's readiness, of a state that and draining."""
+    match event:
+        case RecordRejected():
+            return logging.WARNING
+        case RankJoined() | RankLost() | InstanceChanged(fields=("state",)):
+            return logging.DEBUG
+        case _:
+            return logging.INFO
 
 
 def _settle_memory() -> None:
@@ -176,7 +180,7 @@ def watching_the_fleet(serving: Serving, lifecycle: Lifecycle) -> Iterator[None]
 
     def on_events(events: tuple[Event, ...], topology: Topology) -> None:
         for event in events:
-            level = logging.DEBUG if _is_detail(event) else logging.INFO
+            level = _level(event)
             if log.is_enabled_for(level):
                 facts = event.log_fields()
                 log.log(level, str(facts.pop("event")).replace("_", " "), **facts)

@@ -211,7 +211,9 @@ class AttemptRun:
         second = self._plan.second
         if second is not None and second.after == "answer":
             self._by_answer = _worded(second, body, "prefill")
-            self._held = Carried(prefill=key_of(self._plan.legs[0].instance), room=self._plan.room, words=body)
+            self._held = Carried(
+                prefill=key_of(self._plan.legs[0].instance), room=self._plan.room, words=body
+            )
             self._answered.set()
         self._happened("prefill", "accepted")
 

@@ -6,17 +6,19 @@ the same until the view changes. Remembering it makes a pick's price independent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
 from pdcore.router.want import Want
+from pdcore.topology.compat import KindOf, kinds
 from pdcore.topology.instance import Instance
+from pdcore.topology.records import Role
 from pdcore.topology.topology import Topology
 
 Check = Callable[[Instance, Instance], tuple[str, ...]]
-"""Every reason against a (prefill, decode) pair."""
+"""Every reason against a (prefill, decode) pair; the same for all of a kind (:func:`pdcore.topology.compat.kinds`)."""
 
 Reasons = Mapping[str, tuple[str, ...]]
 
@@ -136,23 +138,43 @@ def _against_prefill(one: Instance, want: Want) -> list[str]:
 
 
 def _eligible(fit: Sequence[Instance], check: Check, reasons: Reasons) -> Eligible:
-    decodes = [one for one in fit if one.role == "decode"]
+    """A fleet has many instances and few kinds of them; of each kind the first is asked for all."""
+    kind_of = kinds([one.record for one in fit if one.role != "unified"])
+    decodes = _alike(fit, "decode", kind_of)
     pairs: list[tuple[Instance, Sequence[Instance]]] = []
     unpaired: dict[str, tuple[str, ...]] = {}
-    for prefill in (one for one in fit if one.role == "prefill"):
-        against = {one.instance_id: check(prefill, one) for one in decodes}
-        matching = [one for one in decodes if not against[one.instance_id]]
+    for prefills in _alike(fit, "prefill", kind_of):
+        against = [check(prefills[0], some[0]) for some in decodes]
+        matching = [one for some, why in zip(decodes, against, strict=True) if not why for one in some]
+        matching.sort(key=_by_id)
         if matching:
-            pairs.append((prefill, matching))
+            pairs += [(one, matching) for one in prefills]
         elif decodes:
-            unpaired[prefill.instance_id] = tuple(
-                f"does not pair with {who}: {'; '.join(why)}" for who, why in against.items()
-            )
+            told = tuple(map(_against, decodes, against))
+            unpaired.update((one.instance_id, told) for one in prefills)
     return Eligible(
-        pairs=pairs,
+        pairs=sorted(pairs, key=lambda pair: _by_id(pair[0])),
         unified=[one for one in fit if one.role == "unified"],
         reasons=MappingProxyType({**reasons, **unpaired, **_missing_roles(fit)}),
     )
+
+
+def _alike(fit: Sequence[Instance], role: Role, kind_of: KindOf) -> list[list[Instance]]:
+    """The instances of ``role``, those of a kind together."""
+    alike: dict[Hashable, list[Instance]] = {}
+    for one in fit:
+        if one.role == role:
+            alike.setdefault(kind_of(one.record), []).append(one)
+    return list(alike.values())
+
+
+def _against(decodes: Sequence[Instance], why: tuple[str, ...]) -> str:
+    others = f" and {len(decodes) - 1} like it" if len(decodes) > 1 else ""
+    return f"does not pair with {decodes[0].instance_id}{others}: {'; '.join(why)}"
+
+
+def _by_id(one: Instance) -> str:
+    return one.instance_id
 
 
 def _missing_roles(fit: Iterable[Instance]) -> dict[str, tuple[str, ...]]:

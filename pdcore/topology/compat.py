@@ -5,7 +5,7 @@ The only place these rules are written; registration, group checks, ``hello`` an
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Final
 
 from pdcore.topology.fields import shown
@@ -24,6 +24,8 @@ _MUST_BE_EQUAL: Final = (
     "wire",
     "layout",
 )
+KindOf = Callable[[InstanceRecord], Hashable]
+
 _WITHIN_ONE_BOOT: Final = frozenset({"shm"})
 
 
@@ -71,6 +73,23 @@ def check_pair(prefill: InstanceRecord, decode: InstanceRecord) -> tuple[str, ..
         *check(prefill.compat, decode.compat),
         *_reach(prefill, decode),
     )
+
+
+def kinds(records: Sequence[InstanceRecord]) -> KindOf:
+    """How to tell the kind of each of ``records``: whoever pairs with one of a kind pairs with all of it.
+
+    Where they run counts only while somebody might have to stay within one boot.
+    """
+    offers = [set(record.compat.transfer_engines) for record in records]
+    anywhere = bool(offers and set.intersection(*offers) - _WITHIN_ONE_BOOT)
+
+    def kind_of(record: InstanceRecord) -> Hashable:
+        boot = "" if anywhere else record.boot_id
+        sizes = record.tp_size, record.cp_size, record.pp_size
+        # One compat object serves all instances that say the same.
+        return record.group, record.generation, record.protocol, record.models, sizes, id(record.compat), boot
+
+    return kind_of
 
 
 def common_engines(prefill: Compat, decode: Compat) -> tuple[str, ...]:

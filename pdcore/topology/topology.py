@@ -23,11 +23,14 @@ from pdcore.topology.records import (
     DepartureRecord,
     DesiredRecord,
     DocumentRecord,
+    InstanceRecord,
     OrderRecord,
+    Record,
     Role,
     RouterRecord,
     StoreIdRecord,
 )
+from pdcore.topology.restated import restated
 from pdcore.topology.shards import ShardedMap
 
 RecordT = TypeVar("RecordT")
@@ -176,7 +179,7 @@ def relist(topology: Topology, listed: Mapping[str, StoredValue], revision: int)
         subject = _subject(key, name)
         held = topology.parts.get(subject, _NO_KEYS).get(key)
         if held is None or held.mod_revision != stored.mod_revision or held.value != _kept(stored.value):
-            touched.setdefault(subject, {})[key] = _entry(key, name, stored.value, stored.mod_revision)
+            touched.setdefault(subject, {})[key] = _entry(key, name, stored.value, stored.mod_revision, held)
     for subject, part in topology.parts.items():
         for key in part:
             if key not in listed:
@@ -193,8 +196,10 @@ def fold(topology: Topology, revision: int, changes: Iterable[KeyChange]) -> Top
     touched: dict[str, dict[str, Entry | None]] = {}
     for key, value, mod_revision in _newest(topology.revision, changes):
         name = keys.parse(key)
-        entry = None if value is None else _entry(key, name, value, mod_revision)
-        touched.setdefault(_subject(key, name), {})[key] = entry
+        subject = _subject(key, name)
+        held = topology.parts.get(subject, _NO_KEYS).get(key)
+        entry = None if value is None else _entry(key, name, value, mod_revision, held)
+        touched.setdefault(subject, {})[key] = entry
     if not touched and revision <= topology.revision:
         return topology
     return _with_changes(topology, max(topology.revision, revision), touched)
@@ -214,10 +219,13 @@ def _newest(after: int, changes: Iterable[KeyChange]) -> Iterable[KeyChange]:
     return newest.values()
 
 
-def _entry(key: str, name: keys.Name | None, value: bytes, mod_revision: int) -> Entry:
-    return Entry(
-        value=_kept(value), mod_revision=mod_revision, name=name, record=decode_named(key, name, value)
-    )
+def _entry(key: str, name: keys.Name | None, value: bytes, mod_revision: int, held: Entry | None) -> Entry:
+    record: Record | Rejected | None = None
+    if held is not None and isinstance(held.record, InstanceRecord):
+        record = restated(held.value, held.record, value)
+    if record is None:
+        record = decode_named(key, name, value)
+    return Entry(value=_kept(value), mod_revision=mod_revision, name=name, record=record)
 
 
 def _kept(value: bytes) -> bytes:

@@ -14,8 +14,9 @@ import grpc
 import pytest
 
 from pdcore.config import StoreAccess
-from pdcore.errors import AccessRefused, LeaseGone, StoreUnavailable
-from pdcore.registry.connect import open_store
+from pdcore.errors import AccessRefused, ConfigError, LeaseGone, StoreUnavailable
+from pdcore.registry.connect import admitted_store, open_store
+from pdcore.registry.doctor.examine import examine_store
 from pdcore.registry.etcd import wire_pb2 as wire
 from pdcore.registry.etcd.condition import read_condition
 from pdcore.registry.etcd.driver import EtcdStore
@@ -44,6 +45,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 WITHIN_S: Final = 10.0
 PREFIX: Final = "/auth/"
 KEY: Final = PREFIX + "k"
+KEYSPACE: Final = Keyspace(cluster="read")
 CHEAP_LOGINS: Final = ("--bcrypt-cost", "4")
 KNOWN: Final = Identity(user=USER, password=PASSWORD)
 
@@ -210,6 +212,28 @@ async def test_a_user_without_permission_is_refused_and_not_logged_in_again(
         async with store.watch("/elsewhere", 1):
             raise AssertionError("the watch was accepted")
     assert await asyncio.to_thread(guarded.calls, "Authenticate") == before
+
+
+async def test_a_process_whose_user_may_only_read_ends_at_its_start(guarded: EtcdServer) -> None:
+    for command in (
+        ("role", "add", "reader"),
+        ("role", "grant-permission", "reader", "--prefix=true", "read", KEYSPACE.root),
+        ("user", "add", f"reader:{PASSWORD}"),
+        ("user", "grant-role", "reader", "reader"),
+    ):
+        await asyncio.to_thread(as_root, guarded, *command)
+    access = StoreAccess(url=guarded.url, timeout_s=WITHIN_S, user="reader", password=PASSWORD)
+    for _ in ("without an id", "with one"):
+        with pytest.raises(ConfigError, match=r"--store / PDCORE_STORE: .*permission denied"):
+            async with admitted_store(access, KEYSPACE):
+                raise AssertionError("it was let in")
+        await asyncio.to_thread(as_root, guarded, "put", KEYSPACE.view + "store_id", '"s"')
+    findings = await examine_store(access, KEYSPACE)
+    (use,) = [one for one in findings if one.about == "use"]
+    assert (use.level, use.todo) == (
+        "fail",
+        f"grant the account reading and writing below {KEYSPACE.root}",
+    )
 
 
 async def test_a_login_counts_when_auth_is_switched_on_and_does_no_harm_before_and_after(

@@ -215,7 +215,7 @@ async def test_a_store_without_a_memory_and_without_a_journal_says_so() -> None:
     await store.commit((), (Put(keyspace.view + router("a"), b"x"),))
     history = History(store, keyspace)
     assert (await history.at(2)).revision == 2
-    with pytest.raises(NotKept, match="the oldest that works is 2"):
+    with pytest.raises(NotKept, match="knows only the present, which is revision 2"):
         await history.at(1)
     with pytest.raises(NotKept, match="keeps no history"):
         await told_since(history, None)

@@ -19,8 +19,9 @@ from tests.router.test_pick import decode, fleet, prefill
 pytestmark = pytest.mark.unit
 
 WANT = Want(model=MODEL)
+ODD = (MODEL, "odd")
 FLEETS = [
-    fleet({"p0": prefill(), "p1": prefill(), "d0": decode(), "d1": decode()}),
+    fleet({"p0": prefill(models=ODD), "p1": prefill(), "d0": decode(), "d1": decode(models=ODD)}),
     fleet({"p0": prefill(state="draining"), "p1": prefill(), "d0": decode(models=("other",))}),
     fleet({"p0": prefill(), "d0": decode(), "d1": decode()}),
 ]
@@ -34,7 +35,7 @@ class Doubted:
 
 
 def matches(prefill_side: Instance, decode_side: Instance) -> tuple[str, ...]:
-    return () if (prefill_side.instance_id, decode_side.instance_id) != ("p0", "d1") else ("odd pair",)
+    return ("odd pair",) if {prefill_side.record.models, decode_side.record.models} == {ODD} else ()
 
 
 def new_filter() -> Filter:

@@ -14,12 +14,14 @@ import pytest
 
 from pdcore.config.policies import PolicyNames
 from pdcore.router.api import parse
+from pdcore.router.eligible import Filter
 from pdcore.router.load import Ledger
-from pdcore.router.pick import CompatMemo, NoPair, Pick, Rules, Want, pick
+from pdcore.router.pick import NO_DOUBTS, CompatMemo, NoPair, Pick, Rules, Want, pick
 from pdcore.router.policies.prompt_memory import PromptMemory
 from pdcore.router.policies.selection import USUAL, Selection
 from pdcore.topology import codec, keys
 from pdcore.topology.compat import check_pair
+from pdcore.topology.instance import Instance
 from pdcore.topology.records import DesiredRecord, InstanceRecord, OrderRecord, Record
 from pdcore.topology.topology import Stored, Topology, build
 from tests.router.fleet import COMPAT, MODEL, entries, record
@@ -69,6 +71,32 @@ def against(topology: Topology, want: Want = WANT) -> NoPair:
 def test_a_pair_is_picked_with_its_only_dp_rank_and_the_views_revision() -> None:
     found = picked(fleet({"p": prefill(), "d": decode()}))
     assert (found.name, found.prefill_dp_rank, found.revision) == ("p,d", 0, 7)
+
+
+def test_a_large_fleet_costs_a_check_per_pair_of_kinds_and_not_per_pair() -> None:
+    far = replace(COMPAT, transfer_engines=("tcp",))
+    many = {f"p{number}": prefill(compat=far, boot_id=f"b{number}") for number in range(60)}
+    many |= {f"d{number}": decode(compat=far, boot_id=f"c{number}") for number in range(60)}
+    topology = fleet({**many, "odd": decode(compat=replace(far, kv_dtype="float16"))})
+    asked: list[tuple[str, str]] = []
+
+    def asking(one: Instance, other: Instance) -> tuple[str, ...]:
+        asked.append((one.instance_id, other.instance_id))
+        return check_pair(one.record, other.record)
+
+    answer = Filter(asking, {"bootstrap"})(topology, WANT, NO_DOUBTS)
+    assert [prefill.instance_id for prefill, _ in answer.sure.pairs] == sorted(
+        f"p{number}" for number in range(60)
+    )
+    assert all(len(decodes) == 60 for _, decodes in answer.sure.pairs)
+    assert len(asked) == 2
+
+
+def test_instances_that_fit_nobody_are_told_together() -> None:
+    alike = {f"d{number}": decode(compat=replace(COMPAT, kv_dtype="float16")) for number in range(3)}
+    found = against(fleet({"p": prefill(), **alike}))
+    (why,) = found.reasons["p"]
+    assert why.startswith("does not pair with d0 and 2 like it: kv_dtype: ")
 
 
 @pytest.mark.parametrize(

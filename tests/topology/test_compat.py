@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pdcore.topology.compat import check, check_pair, own_problems, reaching_engines
-from pdcore.topology.records import InstanceRecord
+from pdcore.topology.compat import check, check_pair, kinds, own_problems, reaching_engines
+from pdcore.topology.records import InstanceRecord, Role
 from tests.support.fleet import compat, instance_record
 
 pytestmark = pytest.mark.unit
@@ -16,6 +18,29 @@ PREFILL = instance_record()
 DECODE = instance_record("decode")
 SIX_HEADS = compat(kv_heads=6)
 CP_OF = "cp_size: {} has 2, only 1 can be served"
+
+
+COMPATS = (
+    compat(),
+    SIX_HEADS,
+    compat(transfer_engines=("shm",)),
+    compat(transfer_engines=("shm", "mooncake")),
+)
+
+
+def some(role: Role) -> st.SearchStrategy[InstanceRecord]:
+    """Records that differ in what pairs ask about, each in few ways, and in what they do not."""
+    return st.builds(
+        lambda **changes: instance_record(role, **changes),
+        compat=st.sampled_from(COMPATS),
+        boot_id=st.sampled_from(["", "boot-a", "boot-b"]),
+        group=st.sampled_from(["", "g"]),
+        models=st.sampled_from([("tiny",), ("tiny", "large"), ("large",)]),
+        tp_size=st.sampled_from([1, 2, 3]),
+        cp_size=st.sampled_from([1, 1, 2]),
+        machine=st.sampled_from(["host-a", "host-b"]),
+        pid=st.integers(1, 3),
+    )
 
 
 def decode(**changes: Any) -> InstanceRecord:
@@ -46,6 +71,26 @@ def test_like_goes_with_like() -> None:
 def test_what_must_be_agreed_on_is_named(field: str, value: object, reason: str) -> None:
     assert check(compat(), compat(**{field: value})) == (reason,)
     assert check_pair(PREFILL, decode(compat=compat(**{field: value}))) == (reason,)
+
+
+@given(st.lists(some("prefill"), min_size=2, max_size=5), st.lists(some("decode"), min_size=2, max_size=5))
+def test_whoever_pairs_with_one_of_a_kind_pairs_with_all_of_it(
+    prefills: list[InstanceRecord], decodes: list[InstanceRecord]
+) -> None:
+    kind_of = kinds([*prefills, *decodes])
+    verdicts: dict[object, set[bool]] = {}
+    for prefill in prefills:
+        for other in decodes:
+            kind = kind_of(prefill), kind_of(other)
+            verdicts.setdefault(kind, set()).add(check_pair(prefill, other) == ())
+    assert all(len(said) == 1 for said in verdicts.values())
+
+
+def test_a_machine_makes_no_kind_of_its_own_where_everybody_gets_there() -> None:
+    apart = [decode(boot_id=f"boot-{number}", machine=f"host-{number}", pid=number) for number in range(9)]
+    assert len(set(map(kinds([*apart, PREFILL]), apart))) == 1
+    alone = [decode(boot_id=one.boot_id, compat=compat(transfer_engines=("shm",))) for one in apart]
+    assert len(set(map(kinds([*alone, PREFILL]), alone))) == 9
 
 
 def test_all_reasons_are_given_together() -> None:

@@ -13,15 +13,15 @@ from pdcore.registry.doctor.finding import Finding, ok, warn
 def judge_access(access: StoreAccess) -> tuple[Finding, ...]:
     """TLS and login, which matter as soon as an address is not this machine's own."""
     away = [host for host in hosts(access.url) if not is_loopback(host)]
-    if not away:
-        return (ok("access", "only over loopback: neither TLS nor a login is needed"),)
-    return tuple(_judge(access, away[0]))
+    found = tuple(_judge(access, away[0] if away else None))
+    return found or (ok("access", "only over loopback: neither TLS nor a login is needed"),)
 
 
-def _judge(access: StoreAccess, host: str) -> Iterator[Finding]:
+def _judge(access: StoreAccess, host: str | None) -> Iterator[Finding]:
+    """``host`` is one that others may reach too; None when there is none, and nothing is missing then."""
     if access.ca is not None or access.url.startswith("rediss://"):
         yield ok("access", "the connection is encrypted")
-    else:
+    elif host is not None:
         says = (
             f"{host} is reached without TLS: whoever sees or joins the network can read and write the fleet"
         )
@@ -29,7 +29,7 @@ def _judge(access: StoreAccess, host: str) -> Iterator[Finding]:
     if access.user is not None or access.cert is not None:
         how = "as a user" if access.user is not None else "with a client certificate"
         yield ok("access", f"we log in {how}")
-    else:
+    elif host is not None:
         says = f"{host} lets us in without a login"
         yield warn("access", says, "switch authentication on, or ask for client certificates")
 

@@ -14,6 +14,9 @@ DEFAULT_QUOTA: Final = 2 << 30
 """What etcd keeps to unless it was started with ``--quota-backend-bytes``; a member does not tell which."""
 FILLING, NEARLY_FULL = 0.6, 0.9
 FRAGMENTED_FROM: Final = 256 << 20
+_LET_US_IN: Final = (
+    "it runs: mend --store-ca, --store-cert and --store-key, or --store-user and PDCORE_STORE_PASSWORD"
+)
 _CURRENT: Final = "run the current patch of etcd 3.5 or 3.6"
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 _MIB: Final = 1 << 20
@@ -32,7 +35,9 @@ def _reachable(condition: EtcdCondition) -> Iterator[Finding]:
     silent = [answer for answer in condition.answers if answer.status is None]
     for answer in silent:
         says = f"{answer.address}: {answer.problem}"
-        if len(silent) == len(condition.answers):
+        if answer.refused:
+            yield fail("reachable", says, _LET_US_IN)
+        elif len(silent) == len(condition.answers):
             yield fail("reachable", says, "start it, or name another with --store / PDCORE_STORE")
         else:
             yield warn("reachable", says, "bring it back: the next member lost may cost the quorum")

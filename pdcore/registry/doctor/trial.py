@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from pdcore.errors import Compacted, StoreError
+from pdcore.errors import AccessRefused, Compacted, StoreError
 from pdcore.registry.store import Put, Revision, Snapshot, Store
 from pdcore.topology.keys import Keyspace
 
@@ -20,7 +20,8 @@ EVENT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What was measured; ``view`` is the cluster's keys. ``problem``: why the trial ended early.
+    """What was measured; ``view`` is the cluster's keys. ``problem``: why the trial ended early; ``refused``: for lack
+    of a permission.
 
     ``put_s`` is the median of a few puts, ``event_s`` from a put to its event. ``history_whole``: nothing has ever
     been compacted; None when that could not be told.
@@ -31,6 +32,7 @@ class Trial:
     event_s: float | None = None
     history_whole: bool | None = None
     problem: str | None = None
+    refused: bool = False
 
 
 async def try_store(store: Store, keyspace: Keyspace) -> Trial:
@@ -50,7 +52,10 @@ async def try_store(store: Store, keyspace: Keyspace) -> Trial:
             await store.revoke(lease)
     except (StoreError, TimeoutError) as error:
         problem = str(error) or f"no event within {EVENT_S:g} s"
-        return Trial(view=view, put_s=put_s, event_s=event_s, history_whole=whole, problem=problem)
+        refused = isinstance(error, AccessRefused)
+        return Trial(
+            view=view, put_s=put_s, event_s=event_s, history_whole=whole, problem=problem, refused=refused
+        )
     return Trial(view=view, put_s=put_s, event_s=event_s, history_whole=whole)
 
 

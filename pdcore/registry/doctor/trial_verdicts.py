@@ -15,20 +15,22 @@ SLOW_PUT_S: Final = 0.1
 SLOW_EVENT_S: Final = 0.5
 UNCOMPACTED_REVISIONS: Final = 100_000
 _SHOWN: Final = 5
+_UNUSABLE: Final = "nobody can register until this is mended"
 
 
 def judge_trial(trial: Trial, keyspace: Keyspace) -> tuple[Finding, ...]:
     """Findings about using the store, then about what is in it."""
-    findings = [*_judge_use(trial), *_judge_history(trial)]
+    findings = [*_judge_use(trial, keyspace), *_judge_history(trial)]
     if trial.view is not None:
         listed = {key.removeprefix(keyspace.view): stored for key, stored in trial.view.entries.items()}
         findings += _judge_view(build(listed, trial.view.revision))
     return tuple(findings)
 
 
-def _judge_use(trial: Trial) -> Iterator[Finding]:
+def _judge_use(trial: Trial, keyspace: Keyspace) -> Iterator[Finding]:
     if trial.problem is not None:
-        yield fail("use", trial.problem, "nobody can register until this is mended")
+        todo = f"grant the account reading and writing below {keyspace.root}" if trial.refused else _UNUSABLE
+        yield fail("use", trial.problem, todo)
     if trial.put_s is not None:
         yield _judge_time("put", trial.put_s, SLOW_PUT_S, "give etcd a disk of its own, near its clients")
     if trial.event_s is not None:

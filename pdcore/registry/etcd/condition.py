@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pdcore.config import StoreAccess
-from pdcore.errors import StoreError
+from pdcore.errors import AccessRefused, StoreError
 from pdcore.registry.connect import etcd_endpoints
 from pdcore.registry.etcd import wire_pb2 as wire
 from pdcore.registry.etcd.endpoints import Endpoints
@@ -32,11 +32,13 @@ class MemberStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberAnswer:
-    """What came back from one address of ``--store``: its ``status``, or why there is none."""
+    """What came back from one address of ``--store``: its ``status``, or why there is none; ``refused``: it runs, and
+    does not let us in."""
 
     address: str
     status: MemberStatus | None
     problem: str | None
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +87,8 @@ async def _ask(endpoints: Endpoints, address: str) -> MemberAnswer:
     try:
         answer = await endpoints.call_at(address, STATUS, wire.StatusRequest(), endpoints.timeout_s)
     except StoreError as error:
-        return MemberAnswer(address=address, status=None, problem=str(error))
+        refused = isinstance(error, AccessRefused)
+        return MemberAnswer(address=address, status=None, problem=str(error), refused=refused)
     status = MemberStatus(
         member_id=answer.header.member_id,
         version=answer.version,

@@ -1,7 +1,7 @@
 """What is to stand in the directory for one instance, and what has yet to be written so that it does. Pure.
 
 Level-triggered: a put or a release changes what is wanted, :meth:`RoomTable.batch` says what to write next, and a
-failed batch is simply due again. Deletes wait for a while, because a lease that ends takes its rooms along unasked.
+failed batch is simply due again. Deletes wait a moment for others, and a lease that ends takes its rooms along unasked.
 """
 
 from __future__ import annotations

@@ -67,6 +67,14 @@ def level(findings: tuple[Finding, ...], about: str) -> Level:
     return next(one for one in ("fail", "warn", "ok") if one in levels)
 
 
+@pytest.mark.parametrize(("refused", "todo"), [(False, "start it"), (True, "it runs: mend --store-ca")])
+def test_a_store_that_is_away_is_told_from_one_that_lets_nobody_in(refused: bool, todo: str) -> None:
+    answer = MemberAnswer(address="h:1", status=None, problem="no", refused=refused)
+    condition = EtcdCondition(answers=(answer,), members=(), alarms=(), problems=())
+    (found,) = [one for one in judge_etcd(condition) if one.about == "reachable"]
+    assert (found.level, (found.todo or "").startswith(todo)) == ("fail", True)
+
+
 def test_three_current_members_are_all_right() -> None:
     findings = judge_etcd(cluster(STATUS, STATUS, STATUS))
     assert {finding.level for finding in findings} == {"ok"}
@@ -133,6 +141,8 @@ def test_a_version_is_judged_by_what_is_known_of_it(version: str, expected: Leve
     ("url", "fields", "levels"),
     [
         ("etcd://127.0.0.1:2379,[::1]:2379,localhost:1", {}, ["ok"]),
+        ("etcd://127.0.0.1:2379", {"ca": "ca.pem", "user": "u", "password": "secret"}, ["ok", "ok"]),
+        ("etcd://127.0.0.1:2379", {"ca": "ca.pem"}, ["ok"]),
         ("etcd://127.0.0.1,10.0.0.1", {}, ["warn", "warn"]),
         ("etcd://etcd.example", {"ca": "ca.pem"}, ["ok", "warn"]),
         ("etcd://etcd.example", {"ca": "ca.pem", "cert": "c", "key": "k"}, ["ok", "ok"]),
