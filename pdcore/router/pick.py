@@ -100,6 +100,7 @@ class NoDoubts:
 
     suspects: Set[str] = frozenset()
     gone: Mapping[str, str] = MappingProxyType({})
+    why: Mapping[str, str] = MappingProxyType({})
 
 
 NO_DOUBTS: Final = NoDoubts()

@@ -31,6 +31,7 @@ NAMES = ("p0", "p1", "d0", "d1")
 class Doubted:
     suspects: Set[str] = frozenset()
     gone: Mapping[str, str] = field(default_factory=dict)
+    why: Mapping[str, str] = field(default_factory=dict)
 
 
 def matches(prefill_side: Instance, decode_side: Instance) -> tuple[str, ...]:
@@ -78,9 +79,11 @@ def test_a_request_with_wishes_of_its_own_is_asked_for_anew_and_changes_nothing_
 
 
 def test_gone_instances_are_out_and_suspects_only_not_sure() -> None:
-    found = new_filter()(FLEETS[0], WANT, Doubted(frozenset({"d1"}), {"p0": "refuses"}))
+    found = new_filter()(FLEETS[0], WANT, Doubted(frozenset({"d1"}), {"p0": "refuses"}, {"d1": "fails"}))
     assert decodes_by_prefill(found) == ({"p1": ["d0", "d1"]}, {"p1": ["d0"]})
     assert found.sure.reasons["p0"] == ("refuses",)
+    assert found.sure.reasons["d1"] == ("is picked last: fails",)
+    assert "d1" not in found.all_fit.reasons
 
 
 def decodes_by_prefill(found: Answer) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
