@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from pdcore.config.policies import policy_names
 from pdcore.router.breaker import FEWEST
 from tests.router.fleet import Fleet, running_fleet
 from tests.support import fake_engines as fake
@@ -22,7 +23,7 @@ BODY = {"prompt": "hi"}
 
 @pytest.fixture
 async def fleet() -> AsyncIterator[Fleet]:
-    async with running_fleet() as fleet:
+    async with running_fleet(policy=policy_names("round_robin")) as fleet:
         yield fleet
         await fleet.settled()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
+from pdcore.config.policies import policy_names
 from pdcore.router.witness import KNOWN_WITHIN_S
 from tests.router.fleet import Fleet, running_fleet, withdraw
 from tests.support import fake_engines as fake
@@ -81,7 +82,8 @@ class Nine:
 async def nine() -> AsyncIterator[Nine]:
     engines = {f"p{n}": FakeEngine([fake.accepted()]) for n in range(3)}
     engines |= {f"d{n}": FakeEngine([GOOD]) for n in range(3)}
-    async with running_fleet() as fleet, AsyncExitStack() as stack:
+    turns = policy_names("round_robin")
+    async with running_fleet(policy=turns) as fleet, AsyncExitStack() as stack:
         for name, engine in engines.items():
             await stack.enter_async_context(engine)
             await fleet.add(name, "prefill" if name[0] == "p" else "decode", engine)
@@ -198,6 +200,28 @@ async def test_after_the_first_byte_nothing_is_tried_again_and_the_death_counts(
 
     nine.all("d", fake.answer(429, {"error": {"message": "full", "code": "rate_limited"}}))
     await eventually(refused, 3, "the request is known to kill")
+
+
+async def test_a_hand_off_that_waits_is_given_to_another_decode_when_the_first_one_fails() -> None:
+    keeps = fake.answer(200, {"choices": [], "kv_transfer_params": {"remote_engine_id": "e"}})
+    bad = fake.answer(500, {"error": {"message": "a kernel failed"}})
+    async with (
+        running_fleet() as fleet,
+        FakeEngine([keeps]) as p,
+        FakeEngine([bad, GOOD]) as d0,
+        FakeEngine([bad]) as d1,
+        FakeEngine([bad]) as d2,
+    ):
+        await fleet.add("p", "prefill", p, protocol="nixl")
+        for name, engine in (("d0", d0), ("d1", d1), ("d2", d2)):
+            await fleet.add(name, "decode", engine, protocol="nixl")
+        answer = await fleet.post(BODY)
+        assert (answer.status_code, len(d0.seen), len(d1.seen), len(d2.seen)) == (502, 1, 1, 0), "once"
+        answer = await fleet.post(BODY)
+        assert answer.headers["x-pdcore-pair"] == "p,d0"
+        assert d0.seen[1].json["kv_transfer_params"] == d2.seen[0].json["kv_transfer_params"]
+        assert len(p.seen) == 2, "what prefill did is not done twice"
+        await fleet.settled()
 
 
 async def test_without_budget_nothing_is_tried_again(nine: Nine) -> None:
