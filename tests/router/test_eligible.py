@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.router.eligible import Answer, CompatMemo, Filter
@@ -42,6 +42,7 @@ def new_filter() -> Filter:
     return Filter(matches, {"bootstrap"})
 
 
+@settings(deadline=None)
 @given(
     asked=st.lists(
         st.tuples(

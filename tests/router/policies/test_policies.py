@@ -49,7 +49,7 @@ def test_every_name_of_the_settings_is_a_policy_and_the_other_way_round() -> Non
 
 
 @pytest.mark.parametrize("policy", ALL)
-@settings(max_examples=30)
+@settings(deadline=None, max_examples=30)
 @given(want=WANTS, legs=LOADS)
 def test_each_candidate_gets_one_score_with_a_value_for_every_term(
     policy: Policy, want: Want, legs: list[int]
@@ -61,7 +61,7 @@ def test_each_candidate_gets_one_score_with_a_value_for_every_term(
 
 
 @pytest.mark.parametrize("policy", ALL)
-@settings(max_examples=30)
+@settings(deadline=None, max_examples=30)
 @given(want=WANTS, legs=LOADS)
 def test_a_choice_shows_that_nobody_scored_better(policy: Policy, want: Want, legs: list[int]) -> None:
     candidates, load = _busy(legs)
@@ -113,6 +113,7 @@ def _spread(number: int) -> int:
     return lot(number, "a draw") >> 1
 
 
+@settings(deadline=None)
 @given(draw=st.integers(0, 2**63 - 1), legs=st.lists(st.integers(0, 50), min_size=2, max_size=12))
 def test_power_of_two_takes_the_less_loaded_of_two_different_ones(draw: int, legs: list[int]) -> None:
     candidates, load = _busy(legs)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.router.policies.lots import seed
@@ -109,6 +109,7 @@ def test_what_is_too_much_for_one_goes_to_the_next_in_the_same_order_everywhere(
     assert choice(AFFINITY, EIGHT, other, full).instance.instance_id == order[2], "the tenant's own third"
 
 
+@settings(deadline=None)
 @given(
     legs=st.lists(st.integers(0, 200), min_size=2, max_size=12),
     number=st.integers(0, 100),
