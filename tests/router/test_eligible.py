@@ -42,7 +42,7 @@ def new_filter() -> Filter:
     return Filter(matches, {"bootstrap"})
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(
     asked=st.lists(
         st.tuples(

