@@ -37,8 +37,12 @@ from pdcore.router.rooms import ClientRooms, fresh_room
 
 @dataclass(slots=True, kw_only=True)
 class Trace:
-    """What the access line tells of a request; filled in as it goes. ``client`` is the name of its API key."""
+    """What the access line tells of a request; filled in as it goes. ``client`` is the name of its API key.
 
+    ``arrived``: the whole request is here.
+    """
+
+    arrived: bool = False
     client: str | None = None
     items: int = 1
     stream: bool = False
