@@ -6,12 +6,14 @@ incarnation, rank) are bound there; fields of one request (request_id, room) wit
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, TextIO
 
+import msgspec
 import structlog
 
 LogFormat = Literal["text", "json"]
@@ -33,7 +35,7 @@ def configure(log_format: LogFormat, level: str, **process_fields: object) -> No
         structlog.processors.format_exc_info,
     ]
     renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
+        structlog.processors.JSONRenderer(_to_json)
         if log_format == "json"
         else structlog.processors.LogfmtRenderer(
             key_order=["timestamp", "level", "event"], drop_missing=True, bool_as_flag=False
@@ -59,6 +61,13 @@ def configure(log_format: LogFormat, level: str, **process_fields: object) -> No
         logging.getLogger(chatty).setLevel(max(logging.WARNING, _LEVELS[level]))
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(**process_fields)
+
+
+def _to_json(line: object, default: Callable[[object], object]) -> str:
+    try:
+        return msgspec.json.encode(line, enc_hook=default).decode()
+    except (UnicodeEncodeError, OverflowError, TypeError):  # half a surrogate pair, a huge number, an odd key
+        return json.dumps(line, default=default)
 
 
 class _Lines:
