@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pdcore.http_head import MAX_HEAD_BYTES, BoundedHead
@@ -274,6 +275,47 @@ async def test_a_client_that_reads_nothing_holds_the_application_back(
         await eventually(stands_still, SOON_S, "it waits")
         assert sent < 64 << 20
         client.writer.transport.abort()
+
+
+class Impatient(ServerConnection):
+    """One whose bounds in time are for tests."""
+
+    head_within_s = 0.2
+
+    def __init__(self, config: uvicorn.Config, *others: Any, **named: Any) -> None:
+        config.timeout_keep_alive = 0.2  # type: ignore[assignment]
+        super().__init__(config, *others, **named)
+
+
+@pytest.mark.parametrize(
+    ("sent", "got"), [(b"", b""), (b"POST / HT", b""), (POST % (0, b""), b"HTTP/1.1 200 OK")]
+)
+async def test_a_connection_on_which_nothing_happens_is_closed(sent: bytes, got: bytes) -> None:
+    async with served(echo, Impatient) as client:
+        await client.send(sent)
+        assert (await client.rest()).startswith(got)
+
+
+async def test_a_request_that_takes_its_time_is_not_idle() -> None:
+    released = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await released.wait()
+        await answer(send, b"late")
+
+    async with served(app, Impatient) as client:
+        await client.send(POST % (0, b""))
+        asyncio.get_running_loop().call_later(0.5, released.set)
+        assert b"late" in await client.rest()
+
+
+async def test_a_client_that_wants_another_protocol_gets_its_answer_and_the_end() -> None:
+    upgrade = b"GET / HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    async with served(echo, ServerConnection) as client:
+        await client.send(upgrade + b"PRI * HTTP/2.0\r\n\r\n")
+        got = await client.rest()
+        assert got.startswith(b"HTTP/1.1 200 OK")
+        assert got.count(b"HTTP/1.1") == 1
 
 
 Broken = Callable[[Send], Awaitable[None]]
