@@ -15,7 +15,7 @@ from typing import Final
 
 from pdcore.clock import Clock
 from pdcore.router.answer import ClientAnswer
-from pdcore.router.budget import Budget
+from pdcore.router.budget import Budget, Deadline
 from pdcore.router.callbacks import Callback
 from pdcore.router.exchange import Effect, Leg, LegEvent, LegFailure, Phase, decide, failure_in_body
 from pdcore.router.finite import with_nulls
@@ -235,7 +235,7 @@ class AttemptRun:
     async def _relay(self, call: LegCall, answer: Answer, headers: Mapping[str, str]) -> None:
         """Whole events as they come; our head goes out with the first one, one ``[DONE]`` ends them."""
         cutter, reader = EventCutter(), StreamReader(self._shown.items)
-        while chunk := await self._next_chunk(call, answer):
+        while chunk := await call.chunk(answer, self._patience()):
             try:
                 for event in cutter.push(chunk):
                     if await self._relay_event(event, reader, answer.status, headers):
@@ -270,11 +270,11 @@ class AttemptRun:
         await self._client.push(self._shown.event(event) if self._shown.event else event)
         return False
 
-    async def _next_chunk(self, call: LegCall, answer: Answer) -> bytes:
-        now = self._ground.clock.now()
-        return await call.chunk(
-            answer, self._budget.silence(now) if self._phase.sending else self._budget.whole()
-        )
+    def _patience(self) -> Deadline:
+        """Until when the stream's next part has to be here."""
+        if self._phase.sending:
+            return self._budget.silence(self._ground.clock.now())
+        return self._budget.whole()
 
 
 def _worded(second: SecondLeg, words: bytes, speaker: Leg) -> Post:
