@@ -91,6 +91,6 @@ class Spread(Collector):
         family = HistogramMetricFamily(self._name, self._help, labels=self._labels)
         edges = [*map(floatToGoString, self._bounds), "+Inf"]
         for labels, counts in self._counts.items():
-            buckets = [[edge, below] for edge, below in zip(edges, accumulate(counts), strict=True)]
+            buckets = [(edge, float(below)) for edge, below in zip(edges, accumulate(counts), strict=True)]
             family.add_metric(labels, buckets, self._sums[labels])
         yield family
