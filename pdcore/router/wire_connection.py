@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import httptools
 
@@ -155,8 +155,7 @@ class Connection(asyncio.Protocol):
     # What the transport says
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's derives from nothing
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import unquote
 
 import httptools
@@ -75,8 +75,7 @@ class ServerConnection(asyncio.Protocol):
     # What the transport says
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's derives from nothing
         self._server.connections.add(self)  # type: ignore[arg-type]
         scheme = "https" if transport.get_extra_info("sslcontext") else "http"
         server, client = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
