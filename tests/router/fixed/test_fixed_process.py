@@ -45,7 +45,7 @@ async def test_each_serves_without_a_store_and_drains(tmp_path: Path, spelling: 
                 except httpx.TransportError:
                     return False
 
-            await eventually(is_ready, 30, "a pair is there")
+            await eventually(is_ready, 40, "a pair is there")
             answer = await client.post("/v1/completions", json={"prompt": "hi"})
             assert answer.status_code == 200
             assert d.seen[-1].json["bootstrap_port"] == (8998 if spelling == "Rust" else 18800)
