@@ -13,7 +13,7 @@ from tests.support.fake_engines import Reset, Script, Send
 
 pytestmark = pytest.mark.integration
 
-MANY = 24
+MANY = 12
 
 
 def head_first(good: Script) -> Script:

@@ -1,6 +1,11 @@
-"""Decode dies at every byte of an event: what comes before is read by the openai SDK, and the end is an error."""
+"""Decode dies at every byte of an event: what comes before is read by the openai SDK, and the end is an error.
+
+The short run tries each eleventh byte, and those around the end of an event.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 from openai import APIError, AsyncOpenAI
@@ -13,6 +18,9 @@ from tests.support.fake_engines import DONE, Reset, Script, event
 pytestmark = pytest.mark.integration
 
 FIRST, SECOND = event("a"), event("b", "stop")
+WHOLE = FIRST + SECOND + DONE
+SOME = sorted({*range(0, len(SECOND), 11), len(SECOND) - 1, len(SECOND)})
+"""Bytes of the second event that come before the end."""
 
 
 def dying_at(offset: int) -> Script:
@@ -30,12 +38,12 @@ async def read(sdk: AsyncOpenAI, texts: list[str | None]) -> None:
         texts += [choice.delta.content for choice in part.choices]
 
 
-async def test_the_sdk_reads_all_that_came_whole_and_then_an_error() -> None:
+async def the_sdk_reads(offsets: Sequence[int]) -> None:
     async with (
         rig("unified") as one,
         AsyncOpenAI(base_url=one.fleet.url + "/v1", api_key="k", max_retries=0) as sdk,
     ):
-        for offset in range(len(SECOND) + 1):
+        for offset in offsets:
             one["u0"].faults = [lambda good, offset=offset: dying_at(offset)]
             texts: list[str | None] = []
             with pytest.raises(APIError) as ended:
@@ -45,14 +53,23 @@ async def test_the_sdk_reads_all_that_came_whole_and_then_an_error() -> None:
         await one.invariants()
         await one.is_served(stream=True)
         broken = await one.fleet.metric("pdcore_router_broken_streams_total")
-        assert broken == len(SECOND) + 1
+        assert broken == len(offsets)
 
 
-async def test_at_no_byte_does_a_raw_reader_see_half_an_event_or_an_end() -> None:
-    whole = FIRST + SECOND + DONE
+async def test_the_sdk_reads_all_that_came_whole_and_then_an_error() -> None:
+    await the_sdk_reads(SOME)
+
+
+@pytest.mark.cluster
+async def test_the_sdk_reads_all_that_came_whole_at_every_byte() -> None:
+    await the_sdk_reads(range(len(SECOND) + 1))
+
+
+async def a_raw_reader_reads(offsets: Sequence[int]) -> None:
+    """At no byte half an event, or an end."""
     async with rig("unified") as one:
-        for offset in range(len(FIRST), len(whole)):
-            cut = whole[:offset]
+        for offset in offsets:
+            cut = WHOLE[:offset]
             one["u0"].faults = [
                 lambda good, cut=cut: (fake.stream_head(mark=False), fake.chunk(cut), Reset())
             ]
@@ -63,3 +80,12 @@ async def test_at_no_byte_does_a_raw_reader_see_half_an_event_or_an_end() -> Non
             assert answer.content.count(b'"error"') == 1, offset
         await one.invariants()
         await one.is_served(stream=True)
+
+
+async def test_a_raw_reader_sees_no_half_event_and_no_end() -> None:
+    await a_raw_reader_reads([*(len(FIRST) + offset for offset in SOME), len(WHOLE) - 1])
+
+
+@pytest.mark.cluster
+async def test_a_raw_reader_sees_no_half_event_and_no_end_at_any_byte() -> None:
+    await a_raw_reader_reads(range(len(FIRST), len(WHOLE)))
