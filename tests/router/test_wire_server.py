@@ -10,12 +10,15 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pdcore.http_head import MAX_HEAD_BYTES, BoundedHead
 from pdcore.http_server import answering, listen, port_of
 from pdcore.router.departure import DEPARTURE
+from pdcore.router.upstream import Answer, Post
 from pdcore.router.wire_server import ServerConnection
+from pdcore.router.wire_upstream import WireUpstream
 from tests.support.eventually import eventually
 
 pytestmark = [pytest.mark.contract]
@@ -355,3 +358,32 @@ async def test_an_application_that_fails_is_500_or_a_cut_answer_and_the_server_l
             else:
                 assert (await client.get("/bad")).status_code == 500
             assert (await client.get("/good")).status_code == 200
+
+
+def test_both_ends_of_a_wire_work_on_the_loop_that_routers_run_on() -> None:
+    """Tests have asyncio's own loop, whose transports are others."""
+
+    async def talk() -> None:
+        listener = listen("127.0.0.1", 0, "port")
+        url = f"http://127.0.0.1:{port_of(listener)}/"
+        async with answering(echo, listener, protocol=ServerConnection), wire_upstream() as upstream:
+            for size in (0, 5, 3_000_000, 5):  # beyond what either end holds
+                post = Post(url=url, headers={}, body=b"x" * size)
+                async with asyncio.timeout(SOON_S), upstream.post(post) as got:
+                    assert await _whole(got) == post.body
+            assert upstream.open_connections == 1
+        assert upstream.open_connections == 0
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(talk())
+
+
+def wire_upstream() -> WireUpstream:
+    return WireUpstream(connect_timeout_s=SOON_S)
+
+
+async def _whole(got: Answer) -> bytes:
+    body = b""
+    while part := await got.read():
+        body += part
+    return body
