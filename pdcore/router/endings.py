@@ -48,6 +48,19 @@ class Said(msgspec.Struct):
     index: int = 0
     error: Any = None
 
+    @property
+    def goes_on(self) -> bool:
+        """Told at a glance of what almost every event is: more of one choice, and no end of anything."""
+        choices = self.choices
+        return (
+            choices is not None
+            and len(choices) == 1
+            and choices[0].finish_reason is None
+            and self.error is None
+            and self.finish_reason is None
+            and self.meta_info is None
+        )
+
     def endings(self) -> list[tuple[int, object]]:
         """The items that ended with this document, by index, and why."""
         ended = [(one.index, one.finish_reason) for one in self.choices or () if one.finish_reason]

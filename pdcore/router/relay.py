@@ -90,7 +90,7 @@ class StreamReader:
             return self._unfamiliar(data)
         except UNREADABLE:
             return "garbage"
-        return self._judge(said)
+        return "data" if said.goes_on else self._judge(said)
 
     def _judge(self, said: Said) -> EventKind:
         ended = said.endings()
