@@ -23,7 +23,7 @@ EngineError = dict[str, object]
 
 
 class NotAnAnswer(PdcoreError):
-    """The body is no JSON object, and no list of them."""
+    """The body is no JSON object, and no list of at least one."""
 
 
 class Choice(msgspec.Struct):
@@ -109,6 +109,8 @@ def _error_of(body: bytes) -> EngineError | None:
     except msgspec.ValidationError:
         said = _of_unknown_shape(msgspec.json.decode(body))
     items = said if isinstance(said, list) else [said]
+    if not items:
+        raise NotAnAnswer("the answer is an empty list")
     return next((why for item in items if (why := item.failure()) is not None), None)
 
 
