@@ -159,10 +159,11 @@ class GenerationEndpoint:
             if not client.ended:
                 interrupt.strike(ending)
 
+        interrupt: Interrupt[Ending] = Interrupt()
         stop = partial(end, "stopping")
         self._lifecycle.tell(stop)
         try:
-            with Interrupt[Ending]() as interrupt:
+            with interrupt:
                 await while_there(
                     scope, receive, partial(end, "gone"), serve(self._serving, incoming, client)
                 )
