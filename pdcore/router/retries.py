@@ -13,7 +13,7 @@ from typing import Final
 
 from pdcore.registry.overlay.fleet import Fleet
 from pdcore.router.dispatch import Verdict
-from pdcore.router.exchange import LegFailure
+from pdcore.router.exchange import Effect, LegFailure
 from pdcore.router.pick import InstanceKey, NoPair, Pick, Want
 from pdcore.router.witness import Witness
 
@@ -22,12 +22,14 @@ FRESH_VIEW_S: Final = 0.5  # how long a 421 waits for the view to show what the 
 
 @dataclass(slots=True, kw_only=True)
 class Retries:
-    """One request's. ``spent``: it has had its second chance; the only field that changes."""
+    """One request's. ``counted`` is told the effect behind each retry. ``spent``: it has had its second chance; the only
+    field that changes."""
 
     fleet: Fleet
     witness: Witness
     pick: Callable[[Want], Pick | NoPair]
     now: Callable[[], float]
+    counted: Callable[[Effect], None]
     spent: bool = False
 
     async def next(self, want: Want, chosen: Pick, verdict: Verdict) -> Want | None:
@@ -35,10 +37,11 @@ class Retries:
         failure = verdict.failure
         assert failure is not None
         if verdict.effect == "retry_fresh":
+            self.counted(verdict.effect)
             return await self._fresher(want, chosen, failure)
         if verdict.effect == "retry_elsewhere":
             again = without(want, chosen, failure.blamed, f"did not take this request: {failure.message}")
-            return again if self.witness.retries.take(self.now()) else None
+            return self._paid(again, verdict.effect)
         if verdict.effect == "retry_if_died" and not self.spent:
             return await self._second_chance(want, chosen, verdict, failure)
         return None
@@ -49,15 +52,20 @@ class Retries:
         self.spent = True
         if verdict.left is not None and failure.leg == "decode":
             again = without(want, chosen, "decode", f"failed with this request: {failure.message}")
-            return again if self.witness.retries.take(self.now()) else None
+            return self._paid(again, verdict.effect)
         leg = failure.maybe_died
         if leg is None:
             return None
         lost = chosen.prefill if leg == "prefill" and chosen.prefill is not None else chosen.decode
         if not await self.witness.has_died((lost.instance_id, lost.incarnation)):
             return None
-        again = without(want, chosen, leg, "died while it held this request")
-        return again if self.witness.retries.take(self.now()) else None
+        return self._paid(without(want, chosen, leg, "died while it held this request"), verdict.effect)
+
+    def _paid(self, again: Want, effect: Effect) -> Want | None:
+        if not self.witness.retries.take(self.now()):
+            return None
+        self.counted(effect)
+        return again
 
     async def _fresher(self, want: Want, chosen: Pick, failure: LegFailure) -> Want:
         """After a 421: the same on a view that has moved, or elsewhere when it does not."""

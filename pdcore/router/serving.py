@@ -102,7 +102,11 @@ async def serve(serving: Serving, incoming: Incoming, client: ClientAnswer) -> N
     async with serving.client_rooms.claimed(request.room_name) as release:
         client.before_end = release
         retries = Retries(
-            fleet=serving.fleet, witness=witness, pick=partial(_pick, serving), now=serving.ground.clock.now
+            fleet=serving.fleet,
+            witness=witness,
+            pick=partial(_pick, serving),
+            now=serving.ground.clock.now,
+            counted=serving.ground.metrics.retried,
         )
         failure: LegFailure | None = None
         carried: Carried | None = None
@@ -118,7 +122,6 @@ async def serve(serving: Serving, incoming: Incoming, client: ClientAnswer) -> N
             again = None if is_final else await retries.next(want, chosen, verdict)
             if again is None:
                 raise failure
-            serving.ground.metrics.retried(verdict.effect)
             want, carried = again, verdict.left
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ def at(role: TargetRole, engine: FakeEngine) -> Target:
 
 @asynccontextmanager
 async def serving(
-    *, prefill: tuple[FakeEngine, ...] = (), decode: tuple[FakeEngine, ...] = (), **changes: object
+    *, prefill: tuple[FakeEngine, ...] = (), decode: tuple[FakeEngine, ...] = (), **changes: Any
 ) -> AsyncIterator[Fleet]:
     """A router that was told these engines, which run already."""
     async with running_fleet(
