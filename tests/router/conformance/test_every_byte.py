@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 from openai import APIError, AsyncOpenAI
 
+from tests.router.conformance.faults import instead
 from tests.router.conformance.rig import rig
 from tests.router.fleet import MODEL
 from tests.support import fake_engines as fake
@@ -44,7 +45,7 @@ async def the_sdk_reads(offsets: Sequence[int]) -> None:
         AsyncOpenAI(base_url=one.fleet.url + "/v1", api_key="k", max_retries=0) as sdk,
     ):
         for offset in offsets:
-            one["u0"].faults = [lambda good, offset=offset: dying_at(offset)]
+            one["u0"].faults = [instead(*dying_at(offset))]
             texts: list[str | None] = []
             with pytest.raises(APIError) as ended:
                 await read(sdk, texts)
@@ -70,9 +71,7 @@ async def a_raw_reader_reads(offsets: Sequence[int]) -> None:
     async with rig("unified") as one:
         for offset in offsets:
             cut = WHOLE[:offset]
-            one["u0"].faults = [
-                lambda good, cut=cut: (fake.stream_head(mark=False), fake.chunk(cut), Reset())
-            ]
+            one["u0"].faults = [instead(fake.stream_head(mark=False), fake.chunk(cut), Reset())]
             answer = await one.ask(stream=True)
             assert all(part.startswith(b"data: ") for part in answer.content.split(b"\n\n")[:-1]), offset
             assert answer.content.endswith(b"\n\n")

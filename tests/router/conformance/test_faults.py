@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +18,7 @@ from tests.router.conformance.rig import PAIRED, SOON_S, Rig, error_of, rig
 
 pytestmark = pytest.mark.integration
 
-BUDGETS = {"first_byte_timeout_s": 0.6, "request_timeout_s": 1.2, "idle_timeout_s": 0.6}
+BUDGETS: dict[str, Any] = {"first_byte_timeout_s": 0.6, "request_timeout_s": 1.2, "idle_timeout_s": 0.6}
 
 
 async def meets(one: Rig, leg: Leg, case: Case, *, stream: bool) -> httpx.Response:
@@ -41,31 +42,35 @@ async def meets(one: Rig, leg: Leg, case: Case, *, stream: bool) -> httpx.Respon
     return answer
 
 
+LEGS: tuple[Leg, ...] = ("prefill", "decode")
+
+
 def share(protocol: str, leg: Leg, cases: Sequence[Case]) -> Sequence[Case]:
     """A quarter of ``cases``: over all protocols each case has its turn at each leg."""
     return cases[(PAIRED.index(protocol) + (leg == "decode")) % len(PAIRED) :: len(PAIRED)]
 
 
-async def all_are_met(protocol: str, leg: Leg, head: Sequence[Case], body: Sequence[Case]) -> None:
-    async with rig(protocol) as one:
-        for number, case in enumerate(head):
-            await meets(one, leg, case, stream=number % 2 == 0)
-        for case in body:
-            await meets(one, leg, case, stream=False)
-        await one.fleet.settled()
+async def all_are_met(one: Rig, leg: Leg, head: Sequence[Case], body: Sequence[Case]) -> None:
+    for number, case in enumerate(head):
+        await meets(one, leg, case, stream=number % 2 == 0)
+    for case in body:
+        await meets(one, leg, case, stream=False)
+    await one.fleet.settled()
 
 
-@pytest.mark.parametrize("leg", ["prefill", "decode"])
 @pytest.mark.parametrize("protocol", PAIRED)
-async def test_a_fault_before_our_first_byte_is_a_status_of_its_leg(protocol: str, leg: Leg) -> None:
-    await all_are_met(protocol, leg, share(protocol, leg, HEAD), share(protocol, leg, BODY))
+async def test_a_fault_before_our_first_byte_is_a_status_of_its_leg(protocol: str) -> None:
+    async with rig(protocol) as one:
+        for leg in LEGS:
+            await all_are_met(one, leg, share(protocol, leg, HEAD), share(protocol, leg, BODY))
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("leg", ["prefill", "decode"])
 @pytest.mark.parametrize("protocol", PAIRED)
 async def test_every_fault_before_our_first_byte_is_a_status_of_its_leg(protocol: str, leg: Leg) -> None:
-    await all_are_met(protocol, leg, HEAD, BODY)
+    async with rig(protocol) as one:
+        await all_are_met(one, leg, HEAD, BODY)
 
 
 @pytest.mark.parametrize("protocol", PAIRED)
@@ -87,8 +92,7 @@ async def test_a_fault_within_a_stream_is_its_last_event(protocol: str) -> None:
 @pytest.mark.parametrize("protocol", PAIRED)
 async def test_silence_ends_by_a_budget_that_is_named(protocol: str) -> None:
     async with rig(protocol, **BUDGETS) as one:
-        legs: tuple[Leg, ...] = ("prefill", "decode")
-        for leg in legs:
+        for leg in LEGS:
             for case in SILENT:
                 one[f"{leg[0]}0"].faults = [of_leg(leg, case.fault)]
                 answer = await one.ask()
@@ -98,17 +102,16 @@ async def test_silence_ends_by_a_budget_that_is_named(protocol: str) -> None:
         await one.is_served()
 
 
-@pytest.mark.parametrize("leg", ["prefill", "decode"])
 @pytest.mark.parametrize("protocol", PAIRED)
-async def test_an_engine_that_is_gone_is_503_until_it_is_back(protocol: str, leg: Leg) -> None:
+async def test_an_engine_that_is_gone_is_503_until_it_is_back(protocol: str) -> None:
     async with rig(protocol) as one:
-        name = f"{leg[0]}0"
         await one.is_served()
-        await one[name].refuse()
-        for _ in range(2):
-            answer = await one.ask()
-            assert (answer.status_code, error_of(answer)["code"]) == (503, "backend_unavailable")
-            await one.invariants()
-        await one.restarts(name, "i2")
-        await one.is_served()
+        for name in ("p0", "d0"):
+            await one[name].refuse()
+            for _ in range(2):
+                answer = await one.ask()
+                assert (answer.status_code, error_of(answer)["code"]) == (503, "backend_unavailable")
+                await one.invariants()
+            await one.restarts(name, "i2")
+            await one.is_served()
         await one.fleet.settled()

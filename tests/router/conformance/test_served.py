@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.router.conformance.rig import PAIRED, PROTOCOLS, error_of, rig
@@ -59,7 +61,7 @@ async def test_what_a_protocol_cannot_hand_over_is_400_and_reaches_no_engine(pro
 
 @pytest.mark.parametrize("protocol", ["nixl", "mooncake", "ascend-layerwise"])
 async def test_strict_engines_find_nothing_wrong_in_either_leg(protocol: str) -> None:
-    options: tuple[dict[str, object], ...] = (
+    options: tuple[dict[str, Any], ...] = (
         {"stream_options": {"include_usage": True}, "stream": True, "min_tokens": 7, "max_tokens": 9},
         {"max_completion_tokens": 50, "min_tokens": 5, "n": 1, "stop": ["x"], "logprobs": 3},
         {"echo": True, "seed": 1, "ignore_eos": False, "stop_token_ids": [5], "unknown": {"a": [1.5]}},
