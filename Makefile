@@ -7,7 +7,7 @@ ROUNDS ?= 1
 PARALLEL ?= -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system mooncake demo up test check shape test-cluster soak bench bench-affinity bench-engine bench-registry
+.PHONY: help setup system mooncake demo up test check shape test-cluster soak bench bench-affinity bench-engine bench-registry bench-router
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -57,3 +57,7 @@ bench-registry: setup system ## the registry's: latency, and 1,000 instances of 
 
 bench-affinity: setup ## prefix affinity beside the trees of the Rust routers: a simulation (3 minutes)
 	@$(BIN)/python -m bench affinity $(ARGS)
+
+bench-router: setup ## beside the Rust routers: CPU per request and chunk, latency, memory (15 minutes; installs them)
+	@bench/router/setup.sh
+	@$(BIN)/python -m bench router $(ARGS)

@@ -1,6 +1,7 @@
 """Figures of this machine, each beside its limit or its alternative from the same run.
 
-``python -m bench`` measures serving; ``python -m bench engine``, ``affinity``, ``registry`` and ``soak`` take flags (``--help``).
+``python -m bench`` measures serving; ``python -m bench engine``, ``affinity``, ``registry``, ``router`` and
+``soak`` take flags (``--help``).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import sys
 from bench import engine, registry, serving, soak, transfer_bandwidth
 from bench.affinity import comparison
 from bench.progress import step
+from bench.router import run as router
 
 
 def main() -> int:
@@ -24,11 +26,13 @@ def main() -> int:
             return engine.main(arguments)
         case "registry":
             return registry.main(arguments)
+        case "router":
+            return router.main(arguments)
         case "soak":
             return soak.main(arguments)
         case _:
             print(
-                f"bench: no such subject: {subject}; one of serving, affinity, engine, registry, soak",
+                f"bench: no such subject: {subject}; one of serving, affinity, engine, registry, router, soak",
                 file=sys.stderr,
             )
             return 2

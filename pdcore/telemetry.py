@@ -6,12 +6,14 @@ incarnation, rank) are bound there; fields of one request (request_id, room) wit
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, TextIO
 
+import msgspec
 import structlog
 
 LogFormat = Literal["text", "json"]
@@ -32,7 +34,7 @@ def configure(log_format: LogFormat, level: str, **process_fields: object) -> No
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
-    renderer = structlog.processors.JSONRenderer() if log_format == "json" else _PrintableLogfmt()
+    renderer = structlog.processors.JSONRenderer(_to_json) if log_format == "json" else _PrintableLogfmt()
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
@@ -72,6 +74,13 @@ class _PrintableLogfmt:
 
 def _printable(character: str) -> str:
     return character if character.isprintable() else repr(character)[1:-1]
+
+
+def _to_json(line: object, default: Callable[[object], object]) -> str:
+    try:
+        return msgspec.json.encode(line, enc_hook=default).decode()
+    except (UnicodeEncodeError, OverflowError, TypeError):  # half a surrogate pair, a huge number, an odd key
+        return json.dumps(line, default=default)
 
 
 class _Lines:

@@ -17,6 +17,8 @@ telemetry.configure(sys.argv[1], "info", role="router")
 log = telemetry.logger("a.module")
 with telemetry.bound(room=7):
     log.info("said", revision=3)
+log.info("odd", half="\\ud800", letters="ü", thing=ValueError)
+log.info("huge", number=2**70)
 log.debug("not said")
 if "hostile" in sys.argv:
     log.info("read", key="a\x1b[31mred\x01\nb")
@@ -42,9 +44,11 @@ def spoken(*arguments: str) -> list[str]:
 
 
 def test_our_lines_and_a_librarys_are_objects_of_one_shape() -> None:
-    said, library, caught = map(json.loads, spoken("json"))
+    said, odd, huge, library, caught = map(json.loads, spoken("json"))
     assert (said["event"], said["level"], said["role"]) == ("said", "info", "router")
     assert (said["room"], said["revision"]) == (7, 3)
+    assert (odd["half"], odd["letters"], odd["thing"]) == ("\ud800", "ü", "<class 'ValueError'>")
+    assert huge["number"] == 2**70
     assert (library["event"], library["level"], library["role"]) == ("also heard", "warning", "router")
     assert (caught["event"], caught["level"]) == ("caught", "error")
     assert "ValueError: broken" in caught["exception"]
@@ -64,4 +68,4 @@ def test_no_text_of_others_reaches_a_terminal_as_it_is() -> None:
 
 
 def test_a_process_whose_lines_nobody_reads_goes_on() -> None:
-    assert len(spoken("json", "deaf")) == 3
+    assert len(spoken("json", "deaf")) == 5

@@ -81,10 +81,12 @@ def simulate(
         heapq.heappush(open_legs, (done, router, instance))
         latencies.append(done - request.at)
         homes.setdefault(request.conversation, set()).add(instance)
-    return _outcome(caches, sorted(latencies), homes)
+    return _outcome(caches, latencies, homes)
 
 
-def _outcome(caches: Sequence[Cache], latencies: Sequence[float], homes: dict[int, set[int]]) -> Outcome:
+def _outcome(caches: Sequence[Cache], latencies: Sequence[float], homes: Mapping[int, set[int]]) -> Outcome:
+    """What the caches and the latencies of all requests amount to."""
+    latencies = sorted(latencies)
     served = [cache.served for cache in caches]
     return Outcome(
         hit_rate=sum(cache.found for cache in caches) / sum(cache.asked for cache in caches),

@@ -25,13 +25,15 @@ class PassKey:
     def of(cls, config: OperatorConfig) -> PassKey:
         """What the settings name; raises ConfigError for a file that cannot be used."""
         headers: dict[str, str] = {}
+        verify: ssl.SSLContext | bool = True
         try:
             setting = "--admin-token-file / PDCORE_ADMIN_TOKEN_FILE"
             if config.admin_token_file is not None:
                 token = Token.read(config.admin_token_file.read_text(encoding="utf-8"))
                 headers["authorization"] = f"Bearer {token.secret}"
             setting = "--router-ca / PDCORE_ROUTER_CA"
-            verify = True if config.router_ca is None else ssl.create_default_context(cafile=config.router_ca)
+            if config.router_ca is not None:
+                verify = ssl.create_default_context(cafile=config.router_ca)
         except (OSError, ValueError) as wrong:
             raise ConfigError(f"{setting}: {wrong}") from None
         return cls(headers, verify)

@@ -11,16 +11,12 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 from starlette.types import Send
 
-from pdcore.errors import ApiError, PdcoreError
+from pdcore.errors import ApiError
 from pdcore.router.exchange import RawAnswer
 from pdcore.router.headers import as_raw
 from pdcore.router.interrupt import Alarm
 from pdcore.router.pace import Pace
 from pdcore.router.relay import error_event
-
-
-class ClientStalled(PdcoreError):
-    """The client took nothing for the whole write budget."""
 
 
 def _nothing() -> None:

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from pdcore.errors import ApiError, ErrorCode
 from pdcore.registry.ring import Ring
@@ -17,6 +18,7 @@ from pdcore.router.api import PATHS
 from pdcore.router.doors import is_loopback
 from pdcore.router.endpoint import GenerationEndpoint
 from pdcore.router.fixed.workers import WorkersEndpoint
+from pdcore.router.front import Front
 from pdcore.router.headers import RawHeaders, new_request_id
 from pdcore.router.lifecycle import Lifecycle
 from pdcore.router.past import PastEndpoint
@@ -30,16 +32,14 @@ View = Callable[[Request], Awaitable[Response]]
 _log = logger(__name__)
 
 
-def build_app(*, router_id: str, serving: Serving, lifecycle: Lifecycle, ring: Ring) -> Starlette:
+def build_app(*, router_id: str, serving: Serving, lifecycle: Lifecycle, ring: Ring) -> ASGIApp:
     """What clients meet, and operators too unless they have a port of their own."""
     views = _views(router_id, serving, lifecycle)
-    generation = [
-        Route(path, GenerationEndpoint(endpoint, serving, lifecycle), methods=["POST"])
-        for endpoint, path in PATHS.items()
-    ]
+    endpoints = {path: GenerationEndpoint(endpoint, serving, lifecycle) for endpoint, path in PATHS.items()}
+    generation = [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
     models = Route("/v1/models", _guarded(views.models, serving, serving.access.client))
     operators = [] if serving.access.apart else operator_routes(serving, views, ring)
-    return _application([*generation, models, *_vital(views), *operators])
+    return Front(endpoints, _application([*generation, models, *_vital(views), *operators]))
 
 
 def build_operators_app(*, router_id: str, serving: Serving, lifecycle: Lifecycle, ring: Ring) -> Starlette:

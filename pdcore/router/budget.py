@@ -7,7 +7,7 @@ its first event only; a complete answer has no silence budget, since its engine 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from pdcore.config import RouterConfig
 
@@ -16,8 +16,7 @@ STREAM_LIMIT_S: Final = 86400.0
 """What an engine is told to keep a stream alive for; the router itself sets no end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deadline:
+class Deadline(NamedTuple):
     """An instant and the budget it belongs to."""
 
     at: float

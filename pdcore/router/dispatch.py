@@ -1,4 +1,4 @@
-"""One attempt: every leg in one task group, and the answering leg relayed to the client.
+"""One attempt: every leg at once, and the answering leg relayed to the client.
 
 Each leg turns what its engine does into events of :mod:`pdcore.router.exchange` and decides nothing by itself. The
 first event whose effect is more than waiting settles the attempt; then every other leg is cancelled. Where one leg is
@@ -8,18 +8,19 @@ worded by what the other one's engine said, it waits for that first, unsent and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from pdcore.clock import Clock
-from pdcore.router.answer import ClientAnswer, ClientStalled
-from pdcore.router.budget import Budget
+from pdcore.router.answer import ClientAnswer
+from pdcore.router.budget import Budget, Deadline
 from pdcore.router.callbacks import Callback
 from pdcore.router.exchange import Effect, Leg, LegEvent, LegFailure, Phase, decide, failure_in_body
 from pdcore.router.finite import with_nulls
 from pdcore.router.headers import returned
+from pdcore.router.interrupt import Interrupt
 from pdcore.router.leg import LegCall
 from pdcore.router.load import Hold
 from pdcore.router.metrics import LegOutcome, RouterMetrics
@@ -82,9 +83,10 @@ class Ground:
 class AttemptRun:
     """Runs one plan once.
 
-    Mutable state: ``_phase`` and ``_verdict``, both changed by :meth:`_happened` only; ``_stalled``, the client's own
-    failure, about which there is nothing to decide; and, each set once, ``_held`` and ``_by_answer``, what prefill
-    answered for decode and the request that it makes, and ``_second_sent``.
+    The decode leg runs in the caller's own task, so that what it sends to the client needs no other to wake.
+
+    Mutable state: ``_phase`` and ``_verdict``, both changed by :meth:`_happened` only; and, each set once, ``_held`` and
+    ``_by_answer``, what prefill answered for decode and the request that it makes, and ``_second_sent``.
     """
 
     def __init__(
@@ -110,32 +112,33 @@ class AttemptRun:
         self._second_sent = False
         self._phase = Phase()
         self._verdict: Verdict | None = None
-        self._stalled: ClientStalled | None = None
-        self._settled = asyncio.Event()
+        self._settled: Interrupt[bool] = Interrupt()
 
     async def run(self, holds: Mapping[str, Hold]) -> Verdict:
         """Send every leg and wait until the attempt is settled; when this returns, no leg is open.
 
-        ``holds`` counts the legs by instance id; each is released when its leg has ended. Raises ClientStalled.
+        ``holds`` counts the legs by instance id; each is released when its leg has ended.
         """
+        legs = self._legs(holds)
+        decode = legs.pop("decode")
         async with asyncio.TaskGroup() as group:
-            legs = {
-                leg.leg: group.create_task(self._run_leg(leg, holds[leg.instance.instance_id]))
-                for leg in self._plan.legs
-            }
-            second = self._plan.second
-            if second is not None:
-                hold = holds[second.instance.instance_id]
-                legs[second.leg] = group.create_task(self._run_second(second, hold))
-            await self._settled.wait()
-            if self._client.ended and "prefill" in legs and self._is_sent("prefill"):
-                await asyncio.wait((legs["prefill"],), timeout=LINGER_S)
-            for task in legs.values():
+            beside = [group.create_task(leg) for leg in legs.values()]
+            with self._settled:
+                await decode
+            if beside and self._client.ended and self._is_sent("prefill"):
+                await _ended(beside)
+            for task in beside:
                 task.cancel()
-        if self._stalled is not None:
-            raise self._stalled
         assert self._verdict is not None
         return self._verdict
+
+    def _legs(self, holds: Mapping[str, Hold]) -> dict[Leg, Coroutine[object, object, None]]:
+        """Every leg, to be run."""
+        legs = {leg.leg: self._run_leg(leg, holds[leg.instance.instance_id]) for leg in self._plan.legs}
+        second = self._plan.second
+        if second is not None:
+            legs[second.leg] = self._run_second(second, holds[second.instance.instance_id])
+        return legs
 
     def _is_sent(self, leg: Leg) -> bool:
         return self._second_sent or self._plan.second is None or self._plan.second.leg != leg
@@ -184,9 +187,6 @@ class AttemptRun:
                 outcome.set(failure.event)
                 self._seen.failed(failure)
                 self._happened(plan.leg, failure.event, failure)
-            except ClientStalled as stalled:
-                self._stalled = stalled
-                self._settled.set()
 
     def _froze(self, leg: Leg, outcome: LegOutcome) -> None:
         outcome.set("frozen")
@@ -204,7 +204,7 @@ class AttemptRun:
             self._seen.good(leg)
         elif effect != "wait" and self._verdict is None:
             self._verdict = Verdict(effect, failure, self._held if leg == "decode" else None)
-            self._settled.set()
+            self._settled.strike(True)  # which the decode leg itself need not be told
 
     async def _prefill(self, call: LegCall, answer: Answer) -> None:
         body = await call.document(answer)
@@ -235,7 +235,7 @@ class AttemptRun:
     async def _relay(self, call: LegCall, answer: Answer, headers: Mapping[str, str]) -> None:
         """Whole events as they come; our head goes out with the first one, one ``[DONE]`` ends them."""
         cutter, reader = EventCutter(), StreamReader(self._shown.items)
-        while chunk := await self._next_chunk(call, answer):
+        while chunk := await call.chunk(answer, self._patience()):
             try:
                 for event in cutter.push(chunk):
                     if await self._relay_event(event, reader, answer.status, headers):
@@ -270,11 +270,18 @@ class AttemptRun:
         await self._client.push(self._shown.event(event) if self._shown.event else event)
         return False
 
-    async def _next_chunk(self, call: LegCall, answer: Answer) -> bytes:
-        now = self._ground.clock.now()
-        return await call.chunk(
-            answer, self._budget.silence(now) if self._phase.sending else self._budget.whole()
-        )
+    def _patience(self) -> Deadline:
+        """Until when the stream's next part has to be here."""
+        if self._phase.sending:
+            return self._budget.silence(self._ground.clock.now())
+        return self._budget.whole()
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Wait for ``tasks``, which mostly have all they need, and not for long."""
+    await asyncio.sleep(0)  # their turn, which costs a tenth of waiting for them
+    if not all(task.done() for task in tasks):
+        await asyncio.wait(tasks, timeout=LINGER_S)
 
 
 def _worded(second: SecondLeg, words: bytes, speaker: Leg) -> Post:

@@ -24,13 +24,16 @@ Reasons = Mapping[str, tuple[str, ...]]
 
 
 class Doubts(Protocol):
-    """Whom the network speaks against: ``suspects`` come last, ``gone`` (and why) not at all."""
+    """Whom something speaks against: ``suspects`` come last (``why`` tells), ``gone`` (and why) not at all."""
 
     @property
     def suspects(self) -> Set[str]: ...
 
     @property
     def gone(self) -> Mapping[str, str]: ...
+
+    @property
+    def why(self) -> Mapping[str, str]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +105,12 @@ class Filter:
                 fit.append(one)
         everybody = _eligible(fit, self._check, reasons)
         sure = [one for one in fit if one.instance_id not in doubts.suspects]
-        certain = everybody if len(sure) == len(fit) else _eligible(sure, self._check, reasons)
+        if len(sure) == len(fit):
+            return Answer(all_fit=everybody, sure=everybody)
+        last = {
+            name: (f"is picked last: {doubts.why.get(name, 'it is suspect')}",) for name in doubts.suspects
+        }
+        certain = _eligible(sure, self._check, {**last, **reasons})
         return Answer(all_fit=everybody, sure=certain)
 
 

@@ -23,7 +23,7 @@ EngineError = dict[str, object]
 
 
 class NotAnAnswer(PdcoreError):
-    """The body is no JSON object, and no list of them."""
+    """The body is no JSON object, and no list of at least one."""
 
 
 class Choice(msgspec.Struct):
@@ -47,6 +47,19 @@ class Said(msgspec.Struct):
     meta_info: MetaInfo | None = None
     index: int = 0
     error: Any = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Told at a glance of what almost every event is: more of one choice, and no end of anything."""
+        choices = self.choices
+        return (
+            choices is not None
+            and len(choices) == 1
+            and choices[0].finish_reason is None
+            and self.error is None
+            and self.finish_reason is None
+            and self.meta_info is None
+        )
 
     def endings(self) -> list[tuple[int, object]]:
         """The items that ended with this document, by index, and why."""
@@ -96,6 +109,8 @@ def _error_of(body: bytes) -> EngineError | None:
     except msgspec.ValidationError:
         said = _of_unknown_shape(msgspec.json.decode(body))
     items = said if isinstance(said, list) else [said]
+    if not items:
+        raise NotAnAnswer("the answer is an empty list")
     return next((why for item in items if (why := item.failure()) is not None), None)
 
 

@@ -6,7 +6,6 @@ before the first byte), and the router stopping. All counters of a request are h
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import Final, Literal
 
@@ -19,7 +18,7 @@ from pdcore.router.api import Endpoint, parse
 from pdcore.router.budget import Budget
 from pdcore.router.departure import while_there
 from pdcore.router.exchange import LegFailure, api_error
-from pdcore.router.interrupt import Interrupt
+from pdcore.router.interrupt import Alarm, Interrupt
 from pdcore.router.lifecycle import Lifecycle
 from pdcore.router.serving import Incoming, Serving, Trace, serve
 from pdcore.telemetry import logger
@@ -59,7 +58,7 @@ class GenerationEndpoint:
             with self._lifecycle.request(), client.patience:
                 outcome = await self._handle(scope, receive, client, trace)
             if client.patience.rang:
-                outcome = "cancelled"
+                outcome = await self._out_of_patience(client, trace)
         finally:
             metrics.in_flight.dec()
             self._tally(client, trace, outcome, started, clock.now())
@@ -106,6 +105,18 @@ class GenerationEndpoint:
             return await self._tell(client, _stopping())
         return "ok"
 
+    async def _out_of_patience(self, client: ClientAnswer, trace: Trace) -> str:
+        """The client neither sent its request in time, nor reads its answer; the former can be told."""
+        if trace.arrived:
+            return "cancelled"
+        budget_s = self._serving.config.idle_timeout_s
+        error = ApiError("deadline_exceeded", f"the request did not arrive within {budget_s:g} s")
+        trace.error = error.message
+        client.patience = Alarm(self._serving.ground.clock.now)
+        with client.patience:
+            return await self._tell(client, error)
+        return "cancelled"
+
     async def _tell(self, client: ClientAnswer, error: ApiError, failure: LegFailure | None = None) -> str:
         raw = failure.raw if failure is not None else None
         if client.started:
@@ -120,12 +131,10 @@ class GenerationEndpoint:
         self._lifecycle.admit()
         config = self._serving.config
         now = self._serving.ground.clock.now()
-        try:
-            async with asyncio.timeout(config.idle_timeout_s):
-                body = await _body(receive, headers.content_length(raw), config.max_body_bytes)
-        except TimeoutError as wrong:
-            why = f"the request did not arrive within {config.idle_timeout_s:g} s"
-            raise ApiError("deadline_exceeded", why) from wrong
+        client.patience.set(now + config.idle_timeout_s)
+        body = await _body(receive, headers.content_length(raw), config.max_body_bytes)
+        client.patience.set(None)
+        trace.arrived = True
         request = parse(self._endpoint, body)
         trace.items, trace.stream = request.items, request.stream
         return Incoming(
@@ -150,8 +159,16 @@ class GenerationEndpoint:
             if not client.ended:
                 interrupt.strike(ending)
 
-        with Interrupt[Ending]() as interrupt, self._lifecycle.telling(partial(end, "stopping")):
-            await while_there(scope, receive, partial(end, "gone"), serve(self._serving, incoming, client))
+        interrupt: Interrupt[Ending] = Interrupt()
+        stop = partial(end, "stopping")
+        self._lifecycle.tell(stop)
+        try:
+            with interrupt:
+                await while_there(
+                    scope, receive, partial(end, "gone"), serve(self._serving, incoming, client)
+                )
+        finally:
+            self._lifecycle.forget(stop)
         return interrupt.reason
 
 

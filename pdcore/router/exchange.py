@@ -10,7 +10,7 @@ The way an error reaches the client is not part of the table: a status while our
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from pdcore.errors import ApiError, ErrorCode, PdcoreError, error_code
@@ -41,6 +41,7 @@ LegEvent = Failure | Progress
 Effect = Literal["wait", "ignore", "finish", "retry_fresh", "retry_elsewhere", "retry_if_died", "answer"]
 
 FAILURES: Final[tuple[Failure, ...]] = get_args(Failure)
+_FAILED: Final = frozenset[LegEvent](FAILURES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +54,9 @@ class Phase:
     def after(self, event: LegEvent) -> Phase:
         """The phase once ``event`` has happened."""
         if event == "kv_received":
-            return replace(self, kv_received=True)
+            return Phase(kv_received=True, sending=self.sending)
         if event == "first_byte":
-            return replace(self, sending=True)
+            return Phase(kv_received=self.kv_received, sending=True)
         return self
 
 
@@ -90,7 +91,7 @@ _NOT_EXECUTED: Final = frozenset({"refused", "not_now", "unreachable", "connect_
 def decide(phase: Phase, leg: Leg, event: LegEvent) -> Effect:
     """What ``event`` of ``leg`` means in ``phase``."""
     effect = _FIRST_DECIDES[event]
-    if event not in FAILURES:
+    if event not in _FAILED:
         return effect
     if leg == "prefill" and phase.kv_received:
         return "ignore"

@@ -30,9 +30,8 @@ class Learned:
         self._client: httpx.AsyncClient | None = None
 
     async def __aenter__(self) -> Self:
-        client = httpx.AsyncClient(
-            timeout=self._timeout_s, trust_env=False, follow_redirects=False, verify=False
-        )
+        # The deadline of an answer is set where it is waited for.
+        client = httpx.AsyncClient(timeout=None, trust_env=False, follow_redirects=False, verify=False)
         self._client = await self._stack.enter_async_context(client)
         return self
 

@@ -7,8 +7,9 @@ requests and lets those in flight finish; ``stopping`` is set when they have had
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
 
 from pdcore.errors import ApiError
 
@@ -19,6 +20,7 @@ class Lifecycle:
     def __init__(self, *, max_in_flight: int) -> None:
         self._max_in_flight = max_in_flight
         self._requests = 0
+        self._counted = _Counted(self)
         self._idle = asyncio.Event()
         self._idle.set()
         self._told: dict[Callable[[], object], None] = {}
@@ -43,26 +45,17 @@ class Lifecycle:
         if self._requests > self._max_in_flight:
             raise ApiError("rate_limited", "too many requests in flight", retry_after_s=1)
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
+    def request(self) -> AbstractContextManager[None]:
         """Count one request inside the block."""
-        self._requests += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._requests -= 1
-            if not self._requests:
-                self._idle.set()
+        return self._counted
 
-    @contextmanager
-    def telling(self, call: Callable[[], object]) -> Iterator[None]:
-        """Inside the block: ``call`` is called when what is still in flight has had its time."""
+    def tell(self, call: Callable[[], object]) -> None:
+        """``call`` is to be called when what is still in flight has had its time."""
         self._told[call] = None
-        try:
-            yield
-        finally:
-            del self._told[call]
+
+    def forget(self, call: Callable[[], object]) -> None:
+        """Not any more."""
+        del self._told[call]
 
     async def drain(self, timeout_s: float) -> bool:
         """Take no more requests; wait for those in flight, then stop the rest. True if none had to be stopped."""
@@ -85,3 +78,29 @@ class Lifecycle:
         except TimeoutError:
             return False
         return True
+
+    def _begin(self) -> None:
+        self._requests += 1
+        self._idle.clear()
+
+    def _end(self) -> None:
+        self._requests -= 1
+        if not self._requests:
+            self._idle.set()
+
+
+class _Counted:
+    """One block per request, all over the same two numbers."""
+
+    __slots__ = ("_lifecycle",)
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+
+    def __enter__(self) -> None:
+        self._lifecycle._begin()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lifecycle._end()

@@ -22,10 +22,11 @@ def meant(known: tuple[str, ...], asked: str | None) -> str:
     Raises the 400 of a request that must name one, and the 404 of one that names another.
     """
     if asked is None:
-        if len(known) > 1:
-            served = ", ".join(named(known))
-            raise ApiError("invalid_request", f"model is missing; served are {served}", param="model")
-        return known[0]
+        names = named(known)
+        if len(names) > 1:
+            why = f"model is missing; served are {', '.join(names)}"
+            raise ApiError("invalid_request", why, param="model")
+        return names[0] if names else ANY_MODEL
     if asked in known and asked != ANY_MODEL:
         return asked
     if ANY_MODEL in known:

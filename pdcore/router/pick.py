@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from pdcore.router.eligible import Answer, Check, CompatMemo, Doubts, Eligible, Filter
 from pdcore.router.policies.base import Choice, Policy, choose
@@ -100,6 +100,7 @@ class NoDoubts:
 
     suspects: Set[str] = frozenset()
     gone: Mapping[str, str] = MappingProxyType({})
+    why: Mapping[str, str] = MappingProxyType({})
 
 
 NO_DOUBTS: Final = NoDoubts()
@@ -120,8 +121,7 @@ def pick(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
+class _Question(NamedTuple):
     """One pick under way."""
 
     topology: Topology

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final, Literal
 
 import msgspec
@@ -37,8 +37,14 @@ class EventCutter:
         self._max_bytes = max_bytes
         self._pending = bytearray()
 
-    def push(self, chunk: bytes) -> Iterator[bytes]:
+    def push(self, chunk: bytes) -> Iterable[bytes]:
         """Every event that ``chunk`` completes, with its blank line. Raises :class:`EventTooLarge`."""
+        if chunk.endswith(b"\n\n") and not self._pending and b"\r" not in chunk:
+            if chunk.find(b"\n\n") == len(chunk) - 2:
+                return (chunk,)  # as engines send them
+        return self._cut(chunk)
+
+    def _cut(self, chunk: bytes) -> Iterator[bytes]:
         seen = max(0, len(self._pending) - _OVERLAP)
         self._pending += chunk
         while (end := _END.search(self._pending, seen)) is not None:
@@ -84,7 +90,7 @@ class StreamReader:
             return self._unfamiliar(data)
         except UNREADABLE:
             return "garbage"
-        return self._judge(said)
+        return "data" if said.goes_on else self._judge(said)
 
     def _judge(self, said: Said) -> EventKind:
         ended = said.endings()
@@ -109,6 +115,8 @@ class StreamReader:
 
 def event_data(event: bytes) -> bytes | None:
     """The event's data, lines joined; None when it has none (comments, ids, retry hints)."""
+    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
+        return event[6:-2]
     lines = [_field(line) for line in event.splitlines() if line.startswith(b"data:")]
     return b"\n".join(lines) if lines else None
 

@@ -1,6 +1,7 @@
 """What to pick after an attempt that failed, or that nothing is to be tried again.
 
-Only what cannot have been executed is tried again, and once what its instance took along when it died. A 421 is free,
+What cannot have been executed is tried again. Beyond that a request has one second chance: when its instance took it
+along as it died, or when decode failed with it and the KV still waits at prefill, for another decode. A 421 is free,
 since it names a view that is old and nothing else; every other retry is paid from the budget.
 """
 
@@ -12,7 +13,7 @@ from typing import Final
 
 from pdcore.registry.overlay.fleet import Fleet
 from pdcore.router.dispatch import Verdict
-from pdcore.router.exchange import LegFailure
+from pdcore.router.exchange import Effect, LegFailure
 from pdcore.router.pick import InstanceKey, NoPair, Pick, Want
 from pdcore.router.witness import Witness
 
@@ -21,37 +22,50 @@ FRESH_VIEW_S: Final = 0.5  # how long a 421 waits for the view to show what the 
 
 @dataclass(slots=True, kw_only=True)
 class Retries:
-    """One request's. ``survived``: it has outlived one instance already; the only field that changes."""
+    """One request's. ``counted`` is told the effect behind each retry. ``spent``: it has had its second chance; the only
+    field that changes."""
 
     fleet: Fleet
     witness: Witness
     pick: Callable[[Want], Pick | NoPair]
     now: Callable[[], float]
-    survived: bool = False
+    counted: Callable[[Effect], None]
+    spent: bool = False
 
     async def next(self, want: Want, chosen: Pick, verdict: Verdict) -> Want | None:
         """What to pick next; None when the failure is the answer."""
         failure = verdict.failure
         assert failure is not None
         if verdict.effect == "retry_fresh":
+            self.counted(verdict.effect)
             return await self._fresher(want, chosen, failure)
         if verdict.effect == "retry_elsewhere":
             again = without(want, chosen, failure.blamed, f"did not take this request: {failure.message}")
-            return again if self.witness.retries.take(self.now()) else None
-        if verdict.effect == "retry_if_died":
-            return await self._survivor(want, chosen, failure)
+            return self._paid(again, verdict.effect)
+        if verdict.effect == "retry_if_died" and not self.spent:
+            return await self._second_chance(want, chosen, verdict, failure)
         return None
 
-    async def _survivor(self, want: Want, chosen: Pick, failure: LegFailure) -> Want | None:
+    async def _second_chance(
+        self, want: Want, chosen: Pick, verdict: Verdict, failure: LegFailure
+    ) -> Want | None:
+        self.spent = True
+        if verdict.left is not None and failure.leg == "decode":
+            again = without(want, chosen, "decode", f"failed with this request: {failure.message}")
+            return self._paid(again, verdict.effect)
         leg = failure.maybe_died
-        if leg is None or self.survived:
+        if leg is None:
             return None
         lost = chosen.prefill if leg == "prefill" and chosen.prefill is not None else chosen.decode
         if not await self.witness.has_died((lost.instance_id, lost.incarnation)):
             return None
-        self.survived = True
-        again = without(want, chosen, leg, "died while it held this request")
-        return again if self.witness.retries.take(self.now()) else None
+        return self._paid(without(want, chosen, leg, "died while it held this request"), verdict.effect)
+
+    def _paid(self, again: Want, effect: Effect) -> Want | None:
+        if not self.witness.retries.take(self.now()):
+            return None
+        self.counted(effect)
+        return again
 
     async def _fresher(self, want: Want, chosen: Pick, failure: LegFailure) -> Want:
         """After a 421: the same on a view that has moved, or elsewhere when it does not."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Final
 
 from pdcore.errors import ApiError, StoreError
@@ -54,16 +54,16 @@ class ClientRooms:
         self._here: set[int] = set()
         self._left: dict[int, bytes] = {}
 
-    @asynccontextmanager
-    async def claimed(self, room: int | None) -> AsyncIterator[Release]:
+    def claimed(self, room: int | None) -> AbstractAsyncContextManager[Release]:
         """Hold ``room`` inside the block, or until what it yields is called; 409 when another request holds it.
 
         A client that has its whole answer may use the name again at once, so the claim has to go before the last
         byte does.
         """
-        if room is None:
-            yield _nothing
-            return
+        return nullcontext(_nothing) if room is None else self._claimed(room)
+
+    @asynccontextmanager
+    async def _claimed(self, room: int) -> AsyncIterator[Release]:
         if room in self._here:
             raise _taken(room)
         self._here.add(room)

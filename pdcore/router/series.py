@@ -53,8 +53,11 @@ class Tally(Collector):
         return self._values[labels]
 
     def collect(self) -> Iterable[Metric]:
-        kind = GaugeMetricFamily if self._falls else CounterMetricFamily
-        family = kind(self._name, self._help, labels=self._labels)
+        family: CounterMetricFamily | GaugeMetricFamily
+        if self._falls:
+            family = GaugeMetricFamily(self._name, self._help, labels=self._labels)
+        else:
+            family = CounterMetricFamily(self._name, self._help, labels=self._labels)
         for labels, value in self._values.items():
             family.add_metric(labels, value)
         yield family
@@ -88,5 +91,6 @@ class Spread(Collector):
         family = HistogramMetricFamily(self._name, self._help, labels=self._labels)
         edges = [*map(floatToGoString, self._bounds), "+Inf"]
         for labels, counts in self._counts.items():
-            family.add_metric(labels, list(zip(edges, accumulate(counts), strict=True)), self._sums[labels])
+            buckets = [(edge, float(below)) for edge, below in zip(edges, accumulate(counts), strict=True)]
+            family.add_metric(labels, buckets, self._sums[labels])
         yield family

@@ -37,8 +37,12 @@ from pdcore.router.rooms import ClientRooms, fresh_room
 
 @dataclass(slots=True, kw_only=True)
 class Trace:
-    """What the access line tells of a request; filled in as it goes. ``client`` is the name of its API key."""
+    """What the access line tells of a request; filled in as it goes. ``client`` is the name of its API key.
 
+    ``arrived``: the whole request is here.
+    """
+
+    arrived: bool = False
     client: str | None = None
     items: int = 1
     stream: bool = False
@@ -98,7 +102,11 @@ async def serve(serving: Serving, incoming: Incoming, client: ClientAnswer) -> N
     async with serving.client_rooms.claimed(request.room_name) as release:
         client.before_end = release
         retries = Retries(
-            fleet=serving.fleet, witness=witness, pick=partial(_pick, serving), now=serving.ground.clock.now
+            fleet=serving.fleet,
+            witness=witness,
+            pick=partial(_pick, serving),
+            now=serving.ground.clock.now,
+            counted=serving.ground.metrics.retried,
         )
         failure: LegFailure | None = None
         carried: Carried | None = None
@@ -114,7 +122,6 @@ async def serve(serving: Serving, incoming: Incoming, client: ClientAnswer) -> N
             again = None if is_final else await retries.next(want, chosen, verdict)
             if again is None:
                 raise failure
-            serving.ground.metrics.retried(verdict.effect)
             want, carried = again, verdict.left
 
 

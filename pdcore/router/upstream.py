@@ -1,28 +1,23 @@
-"""The way to an engine: the seam every leg goes through, and the reference transport on httpx.
+"""The way to an engine: the seam every leg goes through.
 
 A transport posts one leg and hands over the answer's head and its body as it comes. It knows nothing of legs, retries
-or budgets except the time a connection may take. Its own exceptions end here; two kinds come out.
+or budgets except the time a connection may take. Its own exceptions end there; two kinds come out. It ignores proxy
+variables and ``.netrc``, follows no redirect and asks for no encoding. Whatever does so passes
+``tests/router/test_upstream.py``.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Final, Protocol, Self, TypeVar
-
-import anyio
-import httpx
+from typing import Final, Protocol, Self
 
 from pdcore.errors import PdcoreError
 
 KEEPALIVE_S: Final = (
     3.0  # shorter than any engine's, so that a pooled connection is never closed under a request
 )
-
-
-ResultT = TypeVar("ResultT")
 
 
 class NotConnected(PdcoreError):
@@ -58,7 +53,7 @@ class Answer(Protocol):
     async def read(self) -> bytes:
         """The next part of the body as it comes, content encoding undone; b"" at its end. Raises :class:`Broken`.
 
-        Nothing is read ahead of the caller beyond one part and the socket's own buffers.
+        Little is read ahead of the caller: one part as the socket gives it, 64 KiB and the socket's own buffers.
         """
         ...
 
@@ -73,137 +68,7 @@ class Upstream(Protocol):
     def post(self, post: Post) -> AbstractAsyncContextManager[Answer]:
         """Send ``post``; entering waits for the head, leaving gives the connection back or closes it.
 
-        Entering raises :class:`NotConnected` or :class:`Broken`.
+        Entering raises :class:`NotConnected` (also for a URL that leads nowhere) or :class:`Broken`, and may be
+        cancelled at any moment; so may every read. Nothing of an answer that was left early is ever read again.
         """
         ...
-
-
-class HttpxUpstream:
-    """The reference transport. Ignores proxy variables and ``.netrc``, follows no redirect, asks for no encoding."""
-
-    def __init__(self, *, connect_timeout_s: float, write_timeout_s: float) -> None:
-        self._timeout = httpx.Timeout(None, connect=connect_timeout_s, write=write_timeout_s)
-        self._stack = AsyncExitStack()
-        self._client: httpx.AsyncClient | None = None
-
-    async def __aenter__(self) -> Self:
-        # A pool over its number of idle connections closes some that it has just given to a request.
-        limits = httpx.Limits(
-            max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEPALIVE_S
-        )
-        client = httpx.AsyncClient(
-            timeout=self._timeout, limits=limits, trust_env=False, follow_redirects=False, verify=False
-        )
-        self._client = await self._stack.enter_async_context(client)
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        self._client = None
-        await self._stack.aclose()
-
-    @asynccontextmanager
-    async def post(self, post: Post) -> AsyncIterator[Answer]:
-        assert self._client is not None, "used outside its async with"
-        headers = {"accept-encoding": "identity", "content-type": "application/json", **post.headers}
-        request = self._client.build_request("POST", post.url, headers=headers, content=post.body)
-        responses: list[httpx.Response] = []
-        try:
-            await _cancelled_once(self._send(self._client, request, responses))
-            yield _HttpxAnswer(responses[0])
-        finally:
-            for response in responses:
-                await _to_its_end(response.aclose())
-
-    async def _send(
-        self, client: httpx.AsyncClient, request: httpx.Request, responses: list[httpx.Response]
-    ) -> None:
-        try:
-            responses.append(await client.send(request, stream=True))
-        except (httpx.ReadError, httpx.WriteError) as wrong:
-            if _closed_by_the_pool(wrong):
-                raise NotConnected("the pool closed the connection first", timed_out=False) from wrong
-            raise
-
-
-def _closed_by_the_pool(error: BaseException) -> bool:
-    """Whether this side closed a connection on which a request was to begin, as the pool does with one that expires
-    between being chosen and being used. The engine, if it heard of the request at all, saw its client leave."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, anyio.ClosedResourceError):
-        cause = cause.__cause__ or cause.__context__  # the pool raises anew "from None"
-    return cause is not None
-
-
-class _HttpxAnswer:
-    def __init__(self, response: httpx.Response) -> None:
-        self._parts = response.aiter_bytes()
-        self.status = response.status_code
-        self.headers: Mapping[str, str] = response.headers
-
-    async def read(self) -> bytes:
-        return await _cancelled_once(self._next_part())
-
-    async def _next_part(self) -> bytes:
-        async for part in self._parts:
-            if part:
-                return part
-        return b""
-
-
-async def _cancelled_once(work: Coroutine[object, object, ResultT]) -> ResultT:
-    """Run ``work`` in a task of its own, with httpx's exceptions translated.
-
-    httpx closes a connection whose user was cancelled, but a second cancellation interrupts the closing and leaves the
-    connection open for ever. A task group cancels its child once, however often it is cancelled itself.
-    """
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(_captured(work))
-    result, error = task.result()
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value]
-
-
-async def _captured(
-    work: Coroutine[object, object, ResultT],
-) -> tuple[ResultT | None, NotConnected | Broken | None]:
-    try:
-        with _translated():
-            return await work, None
-    except (NotConnected, Broken) as error:
-        return None, error
-
-
-async def _to_its_end(closing: Coroutine[object, object, None]) -> None:
-    """Await ``closing`` although this task may be cancelled meanwhile; the cancellation is raised afterwards."""
-    cancelled: asyncio.CancelledError | None = None
-    task = asyncio.ensure_future(closing)  # ends before this function does
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as again:
-            cancelled = again
-    task.result()
-    if cancelled is not None:
-        raise cancelled
-
-
-_WHAT: Final[tuple[tuple[type[Exception], str], ...]] = (
-    (httpx.ReadError, "the connection was reset"),
-    (httpx.WriteError, "the connection was reset while the request was sent"),
-    (httpx.RemoteProtocolError, "the answer ended early or is not HTTP"),
-    (httpx.DecodingError, "the answer's content encoding is broken"),
-)
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except httpx.ConnectTimeout as wrong:
-        raise NotConnected("no connection within the connect budget", timed_out=True) from wrong
-    except httpx.ConnectError as wrong:
-        raise NotConnected(f"connection refused: {wrong}", timed_out=False) from wrong
-    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as wrong:
-        what = next((text for kind, text in _WHAT if isinstance(wrong, kind)), type(wrong).__name__)
-        raise Broken(f"{what}: {wrong}") from wrong

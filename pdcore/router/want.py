@@ -17,8 +17,7 @@ class Part(NamedTuple):
     share: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefix:
+class Prefix(NamedTuple):
     """Where a prompt stands among others.
 
     ``path`` leads from the part it shares with most others to the first it shares with few, its conversation; there is

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import httptools
 
@@ -51,7 +51,8 @@ class Reply:
     async def head(self) -> None:
         """Return when status and headers are there; raises NotConnected or Broken."""
         while self.state == "head":
-            await self._wait()
+            waiter = self._waiter = self._loop.create_future()
+            await waiter
         if self.state == "broken" and not self.status:
             raise self._failure()
 
@@ -62,19 +63,13 @@ class Reply:
                 return b""
             if self.state == "broken":
                 raise self._failure()
-            await self._wait()
+            waiter = self._waiter = self._loop.create_future()
+            await waiter
         parts, self._parts = self._parts, []
         if self.unread_bytes > MOST_AHEAD_BYTES:
             self._connection.resume()
         self.unread_bytes = 0
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
 
     def add(self, part: bytes) -> None:
         """A part of the body has come."""
@@ -160,8 +155,7 @@ class Connection(asyncio.Protocol):
     # What the transport says
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's derives from nothing
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

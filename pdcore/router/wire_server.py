@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import unquote
 
 import httptools
@@ -37,7 +37,12 @@ _log = logger(__name__)
 
 
 class ServerConnection(asyncio.Protocol):
-    """One connection of a client; implements :class:`pdcore.router.wire_exchange.Wire`."""
+    """One connection of a client; implements :class:`pdcore.router.wire_exchange.Wire`.
+
+    ``head_within_s`` is for a subclass to change.
+    """
+
+    head_within_s: float = HEAD_WITHIN_S
 
     def __init__(
         self,
@@ -70,13 +75,12 @@ class ServerConnection(asyncio.Protocol):
     # What the transport says
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's derives from nothing
         self._server.connections.add(self)  # type: ignore[arg-type]
         scheme = "https" if transport.get_extra_info("sslcontext") else "http"
         server, client = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
         self._ends = {"scheme": scheme, "server": server, "client": client}
-        self._patience.set(self._loop.time() + HEAD_WITHIN_S)
+        self._patience.set(self._loop.time() + self.head_within_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
@@ -103,7 +107,7 @@ class ServerConnection(asyncio.Protocol):
     def _judge_head(self, came: int) -> None:
         """Of a head that is not whole yet."""
         if not self._head_bytes and self._current is None:
-            self._patience.set(self._loop.time() + HEAD_WITHIN_S)
+            self._patience.set(self._loop.time() + self.head_within_s)
         self._head_bytes += came
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse("headers_too_large", f"the request's head is larger than {MAX_HEAD_BYTES} bytes")

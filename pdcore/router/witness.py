@@ -78,8 +78,12 @@ class Witness:
         if not out:
             return view
         instances = view.topology.instances
-        names = {name for name, incarnation in out if name in instances and _is(instances[name], incarnation)}
-        return replace(view, suspects=view.suspects | names)
+        why = {
+            name: reason
+            for (name, incarnation), reason in out.items()
+            if name in instances and _is(instances[name], incarnation)
+        }
+        return replace(view, suspects=view.suspects | why.keys(), why={**why, **view.why})
 
     def over(self, pick: Pick, request: ClientRequest) -> Sighting:
         """Legs of ``request`` go to the instances of ``pick``: where what becomes of them is to be told."""

@@ -45,14 +45,14 @@ def test_a_workload_is_a_function_of_its_size(workload: str) -> None:
 
 
 def test_four_trees_lose_what_four_hashing_routers_keep() -> None:
-    requests = tenants(5, 1500)
+    requests = tenants(5, 800, many=60)
     trees, ours = simulate(requests, MANY, Tree), simulate(requests, MANY, Affinity)
     assert ours.hit_rate > trees.hit_rate + 0.1
     assert ours == simulate(requests, MANY, Affinity)
 
 
 def test_a_conversation_mostly_stays_where_it_is() -> None:
-    requests = conversations(3, 2500, systems=5)
+    requests = conversations(3, 1500, systems=5)
     ours, turns = simulate(requests, MANY, Affinity), simulate(requests, MANY, Turns)
     assert _mean_homes(ours) < 1.5 < _mean_homes(turns)
     assert ours.hit_rate > turns.hit_rate

@@ -117,6 +117,19 @@ async def test_a_client_that_leaves_during_its_upload_is_only_counted() -> None:
         assert not p.seen
 
 
+async def test_a_client_that_does_not_finish_its_upload_is_told_so() -> None:
+    async with pair(HANG, HANG, idle_timeout_s=0.2) as (fleet, p, _):
+        host, port = fleet.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nhalf")
+        async with asyncio.timeout(3):
+            told = await reader.readuntil(b"}}")
+        assert told.startswith(b"HTTP/1.1 504 ")
+        assert b"did not arrive within 0.2 s" in told
+        writer.transport.abort()
+        assert not p.seen
+
+
 async def test_a_client_that_reads_nothing_holds_the_engine_back_and_ends_by_the_budget() -> None:
     part = b"%x\r\n%s\r\n" % (len(event("x" * 60_000)), event("x" * 60_000))
     flood: Script = (fake.stream_head(), Flood(part, 3000), Hang())  # 180 MB if nobody held it back

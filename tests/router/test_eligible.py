@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.router.eligible import Answer, CompatMemo, Filter
@@ -32,6 +32,7 @@ NAMES = ("p0", "p1", "d0", "d1")
 class Doubted:
     suspects: Set[str] = frozenset()
     gone: Mapping[str, str] = field(default_factory=dict)
+    why: Mapping[str, str] = field(default_factory=dict)
 
 
 def matches(prefill_side: Instance, decode_side: Instance) -> tuple[str, ...]:
@@ -42,6 +43,7 @@ def new_filter() -> Filter:
     return Filter(matches, {"bootstrap"})
 
 
+@settings(deadline=None, max_examples=40)
 @given(
     asked=st.lists(
         st.tuples(
@@ -79,9 +81,11 @@ def test_a_request_with_wishes_of_its_own_is_asked_for_anew_and_changes_nothing_
 
 
 def test_gone_instances_are_out_and_suspects_only_not_sure() -> None:
-    found = new_filter()(FLEETS[0], WANT, Doubted(frozenset({"d1"}), {"p0": "refuses"}))
+    found = new_filter()(FLEETS[0], WANT, Doubted(frozenset({"d1"}), {"p0": "refuses"}, {"d1": "fails"}))
     assert decodes_by_prefill(found) == ({"p1": ["d0", "d1"]}, {"p1": ["d0"]})
     assert found.sure.reasons["p0"] == ("refuses",)
+    assert found.sure.reasons["d1"] == ("is picked last: fails",)
+    assert "d1" not in found.all_fit.reasons
 
 
 def decodes_by_prefill(found: Answer) -> tuple[dict[str, list[str]], dict[str, list[str]]]:

@@ -21,7 +21,7 @@ GOOD: list[object] = [
     {"text": "x", "output_ids": [1], "meta_info": {"finish_reason": {"type": "stop", "matched": 2}}},
     [{"text": "x", "meta_info": {"finish_reason": {"type": "length"}}}, {"text": "y", "meta_info": {}}],
     {"accepted": True, "error": None},
-    *({"choices": 5}, {"choices": None}, {"meta_info": "odd", "index": "odd"}, {}, []),
+    *({"choices": 5}, {"choices": None}, {"meta_info": "odd", "index": "odd"}, {}, [{}]),
 ]
 FAILED: list[tuple[object, str]] = [
     ({"error": {"message": "why", "code": "x"}}, "why"),
@@ -52,7 +52,20 @@ def test_one_failed_item_is_the_error_of_the_request(document: object, says: str
 @pytest.mark.parametrize(
     "body",
     [
-        *(b"", b"null", b"7", b'"x"', b"[1]", b"[[]]", b"{", b'{"a":NaN', b"NaN", b"\xff", b'{"a":"\xff'),
+        *(
+            b"",
+            b"null",
+            b"[]",
+            b"7",
+            b'"x"',
+            b"[1]",
+            b"[[]]",
+            b"{",
+            b'{"a":NaN',
+            b"NaN",
+            b"\xff",
+            b'{"a":"\xff',
+        ),
         b"[" * 50_000,
         b'{"text":"half',
     ],

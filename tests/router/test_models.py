@@ -21,6 +21,7 @@ pytestmark = pytest.mark.unit
         (("a", "b"), "b", "b"),
         ((ANY_MODEL,), None, ANY_MODEL),
         ((ANY_MODEL,), "x", ANY_MODEL),
+        ((ANY_MODEL, "a"), None, "a"),
         ((ANY_MODEL, "a"), "a", "a"),
         ((ANY_MODEL, "a"), "x", ANY_MODEL),
         ((ANY_MODEL,), ANY_MODEL, ANY_MODEL),

@@ -361,6 +361,7 @@ def test_turns_of_instances_that_are_gone_are_forgotten() -> None:
 class Doubted:
     suspects: frozenset[str] = frozenset()
     gone: Mapping[str, str] = field(default_factory=dict)
+    why: Mapping[str, str] = field(default_factory=dict)
 
 
 def doubted(topology: Topology, *suspects: str, want: Want = WANT, **gone: str) -> Pick | NoPair:

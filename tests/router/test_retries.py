@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from pdcore.config.policies import policy_names
 from tests.router.fleet import Fleet, record, register, running_fleet
 from tests.support import fake_engines as fake
 from tests.support.eventually import eventually
@@ -43,7 +44,7 @@ class TwoByTwo:
 @pytest.fixture
 async def four() -> AsyncIterator[TwoByTwo]:
     async with (
-        running_fleet() as fleet,
+        running_fleet(policy=policy_names("round_robin")) as fleet,
         FakeEngine([fake.accepted()]) as p0,
         FakeEngine([fake.accepted()]) as p1,
         FakeEngine([GOOD]) as d0,

@@ -51,15 +51,16 @@ async def test_a_stream_is_timed_and_its_legs_are_counted(pair: tuple[Fleet, Fak
         )
     ]
     async with fleet.client.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as answer:
-        async for part in answer.aiter_raw():
-            if b'"b"' in part:
-                break
+        parts, got = answer.aiter_raw(), b""
+        while b'"b"' not in got:
+            got += await anext(parts)
         assert await fleet.metric("pdcore_router_in_flight") == 1
         assert await fleet.metric("pdcore_router_answering") == 1
         assert await fleet.metric("pdcore_router_legs_in_flight", leg="decode") == 1
         d.release.set()
-        async for _part in answer.aiter_raw():
-            pass
+        async for part in parts:
+            got += part
+    assert got.endswith(DONE)
     await fleet.settled()
     assert await fleet.metric("pdcore_router_answering") == 0
     assert await fleet.metric("pdcore_router_requests_total", endpoint="completions", outcome="ok") == 1

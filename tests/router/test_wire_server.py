@@ -9,12 +9,16 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from pdcore.http_head import MAX_HEAD_BYTES, BoundedHead
 from pdcore.http_server import answering, listen, port_of
 from pdcore.router.departure import DEPARTURE
+from pdcore.router.upstream import Answer, Post
 from pdcore.router.wire_server import ServerConnection
+from pdcore.router.wire_upstream import WireUpstream
 from tests.support.eventually import eventually
 
 pytestmark = [pytest.mark.contract]
@@ -276,6 +280,47 @@ async def test_a_client_that_reads_nothing_holds_the_application_back(
         client.writer.transport.abort()
 
 
+class Impatient(ServerConnection):
+    """One whose bounds in time are for tests."""
+
+    head_within_s = 0.2
+
+    def __init__(self, config: uvicorn.Config, *others: Any, **named: Any) -> None:
+        config.timeout_keep_alive = 0.2  # type: ignore[assignment]
+        super().__init__(config, *others, **named)
+
+
+@pytest.mark.parametrize(
+    ("sent", "got"), [(b"", b""), (b"POST / HT", b""), (POST % (0, b""), b"HTTP/1.1 200 OK")]
+)
+async def test_a_connection_on_which_nothing_happens_is_closed(sent: bytes, got: bytes) -> None:
+    async with served(echo, Impatient) as client:
+        await client.send(sent)
+        assert (await client.rest()).startswith(got)
+
+
+async def test_a_request_that_takes_its_time_is_not_idle() -> None:
+    released = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await released.wait()
+        await answer(send, b"late")
+
+    async with served(app, Impatient) as client:
+        await client.send(POST % (0, b""))
+        asyncio.get_running_loop().call_later(0.5, released.set)
+        assert b"late" in await client.rest()
+
+
+async def test_a_client_that_wants_another_protocol_gets_its_answer_and_the_end() -> None:
+    upgrade = b"GET / HTTP/1.1\r\nhost: h\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n"
+    async with served(echo, ServerConnection) as client:
+        await client.send(upgrade + b"PRI * HTTP/2.0\r\n\r\n")
+        got = await client.rest()
+        assert got.startswith(b"HTTP/1.1 200 OK")
+        assert got.count(b"HTTP/1.1") == 1
+
+
 Broken = Callable[[Send], Awaitable[None]]
 
 
@@ -313,3 +358,32 @@ async def test_an_application_that_fails_is_500_or_a_cut_answer_and_the_server_l
             else:
                 assert (await client.get("/bad")).status_code == 500
             assert (await client.get("/good")).status_code == 200
+
+
+def test_both_ends_of_a_wire_work_on_the_loop_that_routers_run_on() -> None:
+    """Tests have asyncio's own loop, whose transports are others."""
+
+    async def talk() -> None:
+        listener = listen("127.0.0.1", 0, "port")
+        url = f"http://127.0.0.1:{port_of(listener)}/"
+        async with answering(echo, listener, protocol=ServerConnection), wire_upstream() as upstream:
+            for size in (0, 5, 3_000_000, 5):  # beyond what either end holds
+                post = Post(url=url, headers={}, body=b"x" * size)
+                async with asyncio.timeout(SOON_S), upstream.post(post) as got:
+                    assert await _whole(got) == post.body
+            assert upstream.open_connections == 1
+        assert upstream.open_connections == 0
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(talk())
+
+
+def wire_upstream() -> WireUpstream:
+    return WireUpstream(connect_timeout_s=SOON_S)
+
+
+async def _whole(got: Answer) -> bytes:
+    body = b""
+    while part := await got.read():
+        body += part
+    return body

@@ -19,7 +19,7 @@ from pdcore.registry.connect import admitted_store
 from pdcore.registry.instance_keys import DEPARTURE_TTL_S
 from pdcore.registry.memory import MemoryStore
 from pdcore.registry.overlay.fleet import Fleet
-from pdcore.registry.overlay.suspect import Note
+from pdcore.registry.overlay.suspect import InstanceKey, Note
 from pdcore.registry.probe import UNNAMED
 from pdcore.registry.store import Delete, Put, Store
 from pdcore.router.fixed.asking import hear, models_of
@@ -43,7 +43,7 @@ class TooMany(Exception):
 
 class FixedFleet:
     """The engines of one router. Mutable: ``_targets`` and ``_standings``, by instance id, changed before each write to
-    the store, and ``_news``: what the overlay has found out meanwhile, to be written by the loop."""
+    the store, and ``_lost``: which incarnations the overlay has found gone meanwhile and why, to be written by the loop."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class FixedFleet:
         self._headers = headers
         self._targets: dict[str, Target] = {}
         self._standings: dict[str, Standing] = {}
-        self._news: dict[str, Heard] = {}
+        self._lost: dict[InstanceKey, str] = {}
         self._woken = asyncio.Event()
 
     @property
@@ -100,7 +100,6 @@ class FixedFleet:
         if self._targets.pop(instance_id, None) is None:
             return False
         standing = self._standings.pop(instance_id)
-        self._news.pop(instance_id, None)
         departed = DepartureRecord(incarnation=standing.incarnation, reason="left", by="removed")
         lease = await self._store.grant(DEPARTURE_TTL_S)
         why = Put(self._view + keys.departure(instance_id), codec.encode(departed), lease)
@@ -109,9 +108,8 @@ class FixedFleet:
 
     def on_note(self, note: Note) -> None:
         """The overlay asked one of them and knows that its process is no more."""
-        standing = self._standings.get(note.instance_id)
-        if note.kind == "gone" and standing is not None and standing.incarnation == note.incarnation:
-            self._news[note.instance_id] = Fails(why=note.why)
+        if note.kind == "gone":
+            self._lost[note.key] = note.why
             self._woken.set()
 
     async def watch(self) -> None:
@@ -119,7 +117,7 @@ class FixedFleet:
         due = self._clock.now()
         while True:
             self._woken.clear()
-            await self._write_news()
+            await self._write_lost()
             if self._clock.now() >= due:
                 due = self._clock.now() + PERIOD_S
                 await self._ask_each(tuple(self._targets))
@@ -134,9 +132,12 @@ class FixedFleet:
         except TimeoutError:
             return
 
-    async def _write_news(self) -> None:
-        while self._news:
-            await self._heard(*self._news.popitem())
+    async def _write_lost(self) -> None:
+        while self._lost:
+            (name, incarnation), why = self._lost.popitem()
+            standing = self._standings.get(name)
+            if standing is not None and standing.incarnation == incarnation:
+                await self._heard(name, Fails(why=why))
 
     async def _ask_each(self, instance_ids: list[str] | tuple[str, ...]) -> None:
         few = asyncio.Semaphore(AT_ONCE)

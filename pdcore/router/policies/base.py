@@ -6,8 +6,7 @@ Scores are tuples, compared term by term, and the terms have names: that is how 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pdcore.router.want import Load, Want
 from pdcore.topology.instance import Instance
@@ -38,8 +37,7 @@ class Policy(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """Who was chosen of whom, and by which scores; there are none where there was no choice."""
 
     policy: Policy

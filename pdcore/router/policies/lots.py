@@ -29,3 +29,8 @@ def mixed(value: int) -> int:
     value = ((value ^ value >> 30) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ value >> 27) * 0x94D049BB133111EB) & _MASK
     return value ^ value >> 31
+
+
+def place(role: str, number: int, count: int) -> int:
+    """A place below ``count`` for ``number``, another one in each role."""
+    return int.from_bytes(blake2b(f"{role}/{number}".encode(), digest_size=8).digest(), "big") % count

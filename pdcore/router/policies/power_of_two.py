@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import nsmallest
 from typing import Final
 
 from pdcore.router.policies.base import Score
-from pdcore.router.policies.lots import lot
+from pdcore.router.policies.lots import place
 from pdcore.router.want import Load, Want
 from pdcore.topology.instance import Instance
 
@@ -16,14 +15,19 @@ class PowerOfTwo:
     """Almost as even as looking at everybody, but routers that know nothing of each other do not all flock to one."""
 
     name: Final = "power_of_two"
-    terms: Final = ("not drawn", "legs in flight", "lot")
+    terms: Final = ("not drawn", "legs in flight", "drawn second")
 
     def scores(
         self, candidates: Sequence[Instance], want: Want, load: Load, partner: Instance | None
     ) -> Sequence[Score]:
-        lots = [lot(want.draw, one.instance_id) for one in candidates]
-        last = nsmallest(2, lots)[-1]
+        drawn = two_of(candidates[0].role, want.draw, len(candidates))
         return [
-            (float(mine > last), load.in_flight(one.instance_id), mine)
-            for one, mine in zip(candidates, lots, strict=True)
+            (position not in drawn, load.in_flight(one.instance_id), position != drawn[0])
+            for position, one in enumerate(candidates)
         ]
+
+
+def two_of(role: str, draw: int, count: int) -> tuple[int, int]:
+    """Two different places below ``count``, or the only one twice."""
+    first = place(role, draw, count)
+    return first, (first + 1 + place(f"second {role}", draw, count - 1)) % count if count > 1 else first

@@ -4,8 +4,8 @@ Every conversation has a home by rendezvous hashing, so its later turns find the
 conversations (a system prompt, a document) ends up wherever one of them lives. That is best while everything that is
 shared fits every cache beside the conversations. Beyond, a shared part may live only at as many instances as its share
 of the traffic is worth, chosen by rendezvous too, and its conversations live among those. Nobody takes more than a
-quarter above the mean of this router's legs, and a little: what is too much goes to the next in the same order, so that
-also the second choice is always the same.
+quarter above the mean of this router's legs and ``SLACK`` more: what is too much goes to the next in the same order, so
+that also the second choice is always the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pdcore.router.want import Load, Part, Prefix, Want
 from pdcore.topology.instance import Instance
 
 BALANCE: Final = 1.25
-SLACK: Final = 1
+SLACK: Final = 3
+"""Legs above the bound that count for nothing. With one, bursts at low load cost up to 9 points of hits (simulated)."""
 REPLICATED: Final = 0.25  # the share of a cache that may hold what everybody has
 BYTES_PER_TOKEN: Final = 4
 USUAL_CACHE_TOKENS: Final = 131_072  # of an instance that does not say

@@ -36,4 +36,5 @@ class PromptMemory:
 
 def material(request: ClientRequest) -> bytes:
     """The raw JSON of everything that the model reads first."""
-    return b"".join(bytes(request.fields[name]) for name in FIELDS if name in request.fields)
+    given = [bytes(request.fields[name]) for name in FIELDS if name in request.fields]
+    return given[0] if len(given) == 1 else b"".join(given)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from pdcore.router.policies.base import Score
-from pdcore.router.policies.lots import lot
+from pdcore.router.policies.lots import place
+from pdcore.router.policies.room_hash import steps_from
 from pdcore.router.want import Load, Want
 from pdcore.topology.instance import Instance
 
@@ -15,9 +16,9 @@ class Random:
     """Needs no memory, so it is even from the first request on and over any number of routers."""
 
     name: Final = "random"
-    terms: Final = ("lot",)
+    terms: Final = ("steps from the drawn place",)
 
     def scores(
         self, candidates: Sequence[Instance], want: Want, load: Load, partner: Instance | None
     ) -> Sequence[Score]:
-        return [(lot(want.draw, one.instance_id),) for one in candidates]
+        return steps_from(place(candidates[0].role, want.draw, len(candidates)), len(candidates))

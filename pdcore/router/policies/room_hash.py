@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Final
 
 from pdcore.router.policies.base import Score
+from pdcore.router.policies.lots import place
 from pdcore.router.want import Load, Want
 from pdcore.topology.instance import Instance
 
@@ -20,11 +20,10 @@ class RoomHash:
     def scores(
         self, candidates: Sequence[Instance], want: Want, load: Load, partner: Instance | None
     ) -> Sequence[Score]:
-        count = len(candidates)
-        home = place(candidates[0].role, want.draw if want.room is None else want.room) % count
-        return [((position - home) % count,) for position in range(count)]
+        room = want.draw if want.room is None else want.room
+        return steps_from(place(candidates[0].role, room, len(candidates)), len(candidates))
 
 
-def place(role: str, room: int) -> int:
-    """64 bits of role and room."""
-    return int.from_bytes(blake2b(f"{role}/{room}".encode(), digest_size=8).digest(), "big")
+def steps_from(home: int, count: int) -> list[Score]:
+    """How far each of ``count`` places is behind ``home``, around the end."""
+    return [((position - home) % count,) for position in range(count)]

@@ -14,11 +14,12 @@ def contradictions(body: dict[str, Any]) -> list[str]:
         found.append("stream_options is only allowed when streaming")
     if most is not None and (body.get("min_tokens") or 0) > most:
         found.append("min_tokens is larger than max_tokens")
-    if (body.get("best_of") or 1) < (body.get("n") or 1):
+    best_of, n = body.get("best_of"), body.get("n") or 1
+    if best_of is not None and best_of < n:
         found.append("best_of is less than n")
     if body.get("top_logprobs") is not None and not body.get("logprobs"):
         found.append("top_logprobs needs logprobs")
-    if body.get("stream") and (body.get("best_of") or 1) > (body.get("n") or 1):
+    if body.get("stream") and best_of is not None and best_of > n:
         found.append("best_of cannot be streamed")
     return found
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import shake_128
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.router.policies.shared_prefixes import (
@@ -145,6 +145,7 @@ def test_a_share_decays_and_what_is_idle_is_forgotten() -> None:
     assert memory.held_bytes <= len(other[0])
 
 
+@settings(deadline=None)
 @given(
     prompts=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.integers(0, 2000)), max_size=60),
     most_bytes=st.sampled_from([1000, 10000, 1 << 20]),
@@ -166,6 +167,7 @@ def test_memory_is_bounded_and_its_sums_hold_whatever_comes(
         assert memory.held_bytes == sum(len(node.stem) for node in nodes)
 
 
+@settings(deadline=None)
 @given(
     stem=st.binary(max_size=40), rest=st.binary(max_size=40), start=st.integers(0, 5), keep=st.integers(0, 40)
 )

@@ -1,0 +1,63 @@
+"""Two routers over one keyspace, on real sockets: they agree without a word, and each policy does what its name says."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from pdcore.config.policies import policy_names
+from pdcore.registry.memory import MemoryStore
+from tests.router.fleet import MODEL, Fleet, running_fleet
+from tests.support import fake_engines as fake
+from tests.support.fake_engines import COMPLETION, MARK, FakeEngine, Script
+
+pytestmark = pytest.mark.integration
+
+GOOD: Script = fake.answer(200, COMPLETION, MARK)
+
+
+@asynccontextmanager
+async def routers(count: int, prefills: int, decodes: int, **changes: Any) -> AsyncIterator[list[Fleet]]:
+    """``count`` routers that see the same engines."""
+    store = MemoryStore()
+    async with AsyncExitStack() as stack:
+        found = [await stack.enter_async_context(running_fleet(store=store, **changes)) for _ in range(count)]
+        for role, number, script in (("prefill", prefills, fake.accepted()), ("decode", decodes, GOOD)):
+            for place in range(number):
+                engine = await stack.enter_async_context(FakeEngine([script]))
+                made = await found[0].add(f"{role}-{place}", role, engine)  # type: ignore[arg-type]
+                for other in found[1:]:
+                    await other.sees(f"{role}-{place}", made.incarnation)
+        yield found
+
+
+async def pair(router: Fleet, prompt: str, **more: object) -> tuple[str, str]:
+    answer = await router.post({"model": MODEL, "prompt": prompt, **more})
+    assert answer.status_code == 200, answer.text
+    prefill, decode = answer.headers["x-pdcore-pair"].split(",")
+    return prefill, decode
+
+
+async def test_the_same_prompt_goes_to_the_same_prefill_through_any_router() -> None:
+    async with routers(2, prefills=4, decodes=2) as (one, other):
+        prompts = [f"{number} begins like no other" for number in range(16)]
+        homes = [(await pair(one, prompt))[0] for prompt in prompts]
+        assert [(await pair(other, prompt))[0] for prompt in reversed(prompts)] == homes[::-1]
+        assert len(set(homes)) > 1
+
+
+async def test_turns_use_every_pair() -> None:
+    async with routers(1, prefills=2, decodes=2, policy=policy_names("round_robin")) as (router,):
+        pairs = Counter([await pair(router, "hi") for _ in range(12)])
+        assert sorted(pairs.values()) == [3, 3, 3, 3]
+
+
+async def test_a_room_has_one_place_while_the_fleet_stays_the_same() -> None:
+    async with routers(2, prefills=4, decodes=4, policy=policy_names("room_hash")) as (one, other):
+        first = [await pair(one, "hi", bootstrap_room=room) for room in range(1, 13)]
+        assert [await pair(other, "ho", bootstrap_room=room) for room in range(1, 13)] == first
+        assert len(set(first)) > 3
