@@ -4,7 +4,7 @@ export PDCORE_VENV ?= .venv
 BIN := $(PDCORE_VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 ROUNDS ?= 1
-PARALLEL ?= -n 2 --dist loadfile
+PARALLEL ?= -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup system mooncake demo up test check shape test-cluster soak bench bench-affinity bench-engine bench-registry bench-router

@@ -13,7 +13,6 @@ from tests.support.eventually import eventually_now
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 REQUEST = {"model": "tiny", "prompt": "any order", "max_tokens": 4, "temperature": 0}
-SHORT = {("router", "decode", "prefill", "etcd")}
 
 
 def start(cluster: Cluster, what: str) -> None:
@@ -36,13 +35,8 @@ def answer(router: Router) -> str | None:
     return str(response.json()["choices"][0]["text"]) if response.status_code == 200 else None
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
-        pytest.param(order, marks=() if order in SHORT else pytest.mark.cluster, id="-".join(order))
-        for order in permutations(("etcd", "router", "decode", "prefill"))
-    ],
-)
+@pytest.mark.cluster
+@pytest.mark.parametrize("order", list(permutations(("etcd", "router", "decode", "prefill"))), ids="-".join)
 def test_the_same_request_is_served_in_the_end(bare_cluster: Cluster, order: tuple[str, ...]) -> None:
     for what in order:
         start(bare_cluster, what)

@@ -204,6 +204,7 @@ def test_a_rank_that_serves_something_else_than_its_instance_is_refused(leaders:
     assert leaders.cluster.instance_keys(engine.instance_id) == []
 
 
+@pytest.mark.cluster
 def test_the_newest_start_holds_the_instance(leaders: Leaders) -> None:
     one = ("--instance-id", "one")
     killed = leaders.start("unified", *one).wait_ready()
