@@ -167,6 +167,7 @@ def test_no_router_picks_a_drained_instance_after_the_revision(
     assert (record(leaders, engine)["state"], "drained" in record(leaders, engine)) == ("serving", False)
 
 
+@pytest.mark.cluster
 def test_a_sticky_order_holds_for_the_next_start(leaders: Leaders, engine: Engine) -> None:
     first = engine.incarnation
     ordered(leaders, "drain", engine.instance_id, "--sticky")

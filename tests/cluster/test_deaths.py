@@ -65,6 +65,7 @@ def test_prefill_killed_while_decode_waits_for_it(fleet: Fleet, client: ThreadPo
     eventually_now(lambda: not fleet.router.leftovers(), SOON_S, "the router's counters free")
 
 
+@pytest.mark.cluster
 def test_decode_killed_while_it_generates(fleet: Fleet, client: ThreadPoolExecutor) -> None:
     request = client.submit(fleet.router.post, "/v1/completions", LONG)
     eventually_now(lambda: fleet.decode.gauge("pdcore_engine_running"), 10, "a running request")
@@ -122,7 +123,9 @@ def stop_while_computing(fleet: Fleet, client: ThreadPoolExecutor, pinned: dict[
     raise AssertionError("the rank was never stopped within a hand-off")
 
 
-@pytest.mark.parametrize("stop", [stop_before_the_handshake, stop_while_computing])
+@pytest.mark.parametrize(
+    "stop", [stop_before_the_handshake, pytest.param(stop_while_computing, marks=pytest.mark.cluster)]
+)
 def test_a_stopped_prefill_costs_its_request_only_and_memory_comes_back(
     fleet: Fleet,
     client: ThreadPoolExecutor,

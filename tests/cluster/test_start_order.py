@@ -10,7 +10,7 @@ import pytest
 from tests.support.cluster import START_S, Cluster, Router
 from tests.support.eventually import eventually_now
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.cluster
 
 REQUEST = {"model": "tiny", "prompt": "any order", "max_tokens": 4, "temperature": 0}
 
@@ -35,7 +35,6 @@ def answer(router: Router) -> str | None:
     return str(response.json()["choices"][0]["text"]) if response.status_code == 200 else None
 
 
-@pytest.mark.cluster
 @pytest.mark.parametrize("order", list(permutations(("etcd", "router", "decode", "prefill"))), ids="-".join)
 def test_the_same_request_is_served_in_the_end(bare_cluster: Cluster, order: tuple[str, ...]) -> None:
     for what in order:

@@ -112,9 +112,8 @@ def cluster(kind: Kind, contained: str, tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.parametrize(
-    "kind", ["etcd", pytest.param("redis", marks=pytest.mark.cluster)], indirect=True, scope="module"
-)
+@pytest.mark.cluster
+@pytest.mark.parametrize("kind", ["etcd", "redis"], indirect=True, scope="module")
 def test_a_request_passes_through_engines_that_met_in_it(cluster: Cluster) -> None:
     _, _, router = cluster.pair()
     answer = router.post("/v1/completions", REQUEST)

@@ -35,12 +35,12 @@ def _reachable(condition: EtcdCondition) -> Iterator[Finding]:
     silent = [answer for answer in condition.answers if answer.status is None]
     for answer in silent:
         says = f"{answer.address}: {answer.problem}"
-        if answer.refused:
-            yield fail("reachable", says, _LET_US_IN)
-        elif len(silent) == len(condition.answers):
-            yield fail("reachable", says, "start it, or name another with --store / PDCORE_STORE")
+        if len(silent) == len(condition.answers):
+            away = "start it, or name another with --store / PDCORE_STORE"
+            yield fail("reachable", says, _LET_US_IN if answer.refused else away)
         else:
-            yield warn("reachable", says, "bring it back: the next member lost may cost the quorum")
+            lost = "bring it back: the next member lost may cost the quorum"
+            yield warn("reachable", says, _LET_US_IN if answer.refused else lost)
     if not silent:
         yield ok("reachable", f"{len(condition.answers)} of {len(condition.answers)} addresses answer")
     for problem in condition.problems if len(silent) < len(condition.answers) else ():

@@ -38,7 +38,8 @@ class Trial:
 async def try_store(store: Store, keyspace: Keyspace) -> Trial:
     """Leaves nothing behind: what it writes lies in ``side/``, under a lease that it ends."""
     view: Snapshot | None = None
-    put_s = event_s = whole = None
+    put_s = event_s = whole = problem = None
+    refused = False
     try:
         view = await store.list(keyspace.view)
         lease = await store.grant(LEASE_S)
@@ -53,10 +54,9 @@ async def try_store(store: Store, keyspace: Keyspace) -> Trial:
     except (StoreError, TimeoutError) as error:
         problem = str(error) or f"no event within {EVENT_S:g} s"
         refused = isinstance(error, AccessRefused)
-        return Trial(
-            view=view, put_s=put_s, event_s=event_s, history_whole=whole, problem=problem, refused=refused
-        )
-    return Trial(view=view, put_s=put_s, event_s=event_s, history_whole=whole)
+    return Trial(
+        view=view, put_s=put_s, event_s=event_s, history_whole=whole, problem=problem, refused=refused
+    )
 
 
 async def _timed_put(store: Store, put: Put) -> float:

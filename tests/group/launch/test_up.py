@@ -71,6 +71,7 @@ def sessions_of(cluster: ChildProcess) -> list[int]:
     return [int(pid) for pid in children.split()]
 
 
+@pytest.mark.cluster
 def test_a_cluster_serves_restarts_a_member_and_ends_without_a_trace(
     cluster: ChildProcess, places: dict[str, str]
 ) -> None:

@@ -75,6 +75,14 @@ def test_a_store_that_is_away_is_told_from_one_that_lets_nobody_in(refused: bool
     assert (found.level, (found.todo or "").startswith(todo)) == ("fail", True)
 
 
+def test_one_member_that_refuses_us_is_no_reason_to_stop_looking() -> None:
+    refusing = MemberAnswer(address="h:1", status=None, problem="no", refused=True)
+    others = cluster(STATUS, STATUS)
+    condition = replace(others, answers=(refusing, *others.answers))
+    (found,) = [one for one in judge_etcd(condition) if one.about == "reachable"]
+    assert (found.level, (found.todo or "").startswith("it runs: mend --store-ca")) == ("warn", True)
+
+
 def test_three_current_members_are_all_right() -> None:
     findings = judge_etcd(cluster(STATUS, STATUS, STATUS))
     assert {finding.level for finding in findings} == {"ok"}
