@@ -28,9 +28,11 @@ from pdcore.engine.messages import Limits, Sampling, Start
 from pdcore.engine.rank_spec import RankSpec
 from pdcore.engine.reporting import Beats
 from pdcore.engine.roles import RoleParts, Surroundings, decider, open_side
+from pdcore.engine.sampled import Sampled
 from pdcore.engine.scheduler.base import Scheduler
 from pdcore.engine.scheduler.limits import SchedulerLimits
 from pdcore.engine.scheduler.plan import Compute
+from pdcore.engine.scheduler.request import Request
 from pdcore.engine.sides import Side
 from pdcore.engine.step_link import StepLeader
 from pdcore.engine.transfer.orders import Expect, Handshaken, PrefillGroup, PrefillPeer, Send
@@ -75,12 +77,12 @@ class InstantModel:
         self.seconds = 0.0
         self.batch = 0
 
-    def run(self, batch: Sequence[Compute], starts: Sequence[Start]) -> dict[str, int]:
+    def run(self, batch: Sequence[Compute], requests: Sequence[Request]) -> Sampled:
         began = time.perf_counter()
         tokens = {item.request_id: 7 for item in batch}
         self.batch = len(batch)
         self.seconds += time.perf_counter() - began
-        return tokens
+        return Sampled(tokens, {})
 
 
 class Timed:

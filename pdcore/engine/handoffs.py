@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+import msgspec
+
 from pdcore.engine.consensus import DecodeConsensus, PrefillConsensus
 from pdcore.engine.messages import Failed, HandedOff, Start, Step, ToLeader
 from pdcore.engine.scheduler.base import Scheduler
@@ -138,6 +140,7 @@ class PrefillHandoffs:
                 blocks=handoff.blocks,
                 first_token=handoff.first_token,
                 kv_len=handoff.kv_len,
+                aux=handoff.logprobs,
             )
 
     def give_up(self, failure: Failure) -> Iterator[Effect]:
@@ -175,16 +178,24 @@ class DecodeHandoffs:
                         HandoffFailed(handoff=handoff, code="prefill_failed", message=why)
                     )
                     self._scheduler.drained(handoff)  # it has arrived, so nothing of it can land any more
-                case Arrived(handoff=handoff, first_token=token, kv_len=kv_len):
-                    arrived = self._scheduler.arrived(handoff, token, kv_len)
-                    if arrived is not None:
-                        yield Step(outputs=(arrived[1],))
+                case Arrived():
+                    yield from self._arrived(said)
                 case HandoffFailed():
                     yield from self._failed(said)
                 case Drained(handoff=handoff):
                     self._scheduler.drained(handoff)
                 case AbortHandoff():
                     yield said
+
+    def _arrived(self, said: Arrived) -> Iterator[Effect]:
+        arrived = self._scheduler.arrived(said.handoff, said.first_token, said.kv_len)
+        if arrived is None:
+            return
+        request, output = arrived
+        if request.start.sampling.top_logprobs is not None:
+            # None: a prefill of another kind. The leader says so rather than answer with an entry too few.
+            output = msgspec.structs.replace(output, logprobs=() if said.aux is None else (said.aux,))
+        yield Step(outputs=(output,))
 
     def _failed(self, said: HandoffFailed) -> Iterator[Effect]:
         request = self._scheduler.failed(said.handoff)

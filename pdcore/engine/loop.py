@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -35,6 +35,7 @@ from pdcore.engine.messages import (
     ToRank,
 )
 from pdcore.engine.reporting import Beats, Counters, Figures, StatusLine, side_stats
+from pdcore.engine.sampled import Sampled, with_logprobs
 from pdcore.engine.scheduler.base import Scheduler
 from pdcore.engine.scheduler.plan import Compute, Handoff, StepPlan
 from pdcore.engine.scheduler.request import Request
@@ -52,8 +53,8 @@ _log = telemetry.logger(__name__)
 class Model(Protocol):
     """What the loop needs of the model."""
 
-    def run(self, batch: Sequence[Compute], starts: Sequence[Start]) -> Mapping[str, int]:
-        """Compute ``batch`` (``starts`` are its requests, in order); the sampled token of each item that samples."""
+    def run(self, batch: Sequence[Compute], requests: Sequence[Request]) -> Sampled:
+        """Compute ``batch`` (``requests`` are its requests, in order), and sample for each item that samples."""
         ...
 
 
@@ -189,9 +190,9 @@ class RankLoop:
         )
         firsts = [r for r in requests if r.generating and len(r.output) == 1] if self._traces else []
         began = self._clock.now()
-        tokens = self._model.run(batch, [request.start for request in requests])
+        sampled = self._model.run(batch, requests)
         ended = self._clock.now()
-        outcome = self._scheduler.complete(batch, tokens)
+        outcome = with_logprobs(self._scheduler.complete(batch, sampled.tokens), sampled.logprobs)
         self._do(self._handoffs.send(outcome.handoffs))
         self._order((), ended)
         self._sent = bool(outcome.handoffs)
@@ -199,7 +200,7 @@ class RankLoop:
             self._leader.send(Step(outputs=outcome.outputs))
         self._counters.inference_s += ended - began
         self._counters.steps += 1
-        self._counters.output_tokens += len(tokens)
+        self._counters.output_tokens += len(sampled.tokens)
         if self._traces:
             self._trace(firsts, began, outcome.handoffs, ended)
 

@@ -10,37 +10,49 @@ from typing import Final
 
 import msgspec
 
-from pdcore.engine.transfer.orders import PrefillGroup
+from pdcore.engine.transfer.orders import PrefillGroup, TokenLogprobs
 from pdcore.errors import ErrorCode
 
 MAX_MESSAGE_BYTES: Final = 64 << 20
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are chosen. ``temperature`` 0 is greedy; ``top_k`` 0 and ``top_p`` 1 mean no limit.
+    """How tokens are chosen. ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 mean no limit.
 
-    Noise is keyed by (``seed``, position), so the same seed gives the same text on any instance.
+    Noise is keyed by (``seed``, position), so the same seed gives the same text on any instance. ``bias`` is added to
+    the logits of its token ids. ``top_logprobs``: how many of the likeliest tokens are reported beside each chosen one
+    (None: nothing is reported).
     """
 
     temperature: float
     top_p: float
     top_k: int
     seed: int
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int | None = None
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """When a request ends by itself: ``max_tokens`` ≥ 1, or one of ``stop_token_ids`` unless ``ignore_eos``."""
+    """When a request ends by itself: ``max_tokens`` ≥ 1, or one of ``stop_token_ids`` unless ``ignore_eos``.
+
+    None of ``stop_token_ids`` is sampled before ``min_tokens`` others were.
+    """
 
     max_tokens: int
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
+    min_tokens: int = 0
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     """Leader to rank: a new request. ``room`` is 0 for a unified request, and ``prefill`` set only for decode.
 
     ``expected_peer`` is, for a prefill rank, the incarnation of the decode instance that will ask for the KV
-    (None: any).
+    (None: any). The last ``resumed`` tokens of the prompt were generated elsewhere: penalties count them as output.
     """
 
     request_id: str
@@ -51,6 +63,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     remaining_ms: int
     prefill: PrefillGroup | None = None
     expected_peer: str | None = None
+    resumed: int = 0
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -81,12 +94,14 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 class Output(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of one request. ``finish_reason`` (stop, length) comes with the last ones.
 
-    The first output of a decode request also says that its KV arrived.
+    The first output of a decode request also says that its KV arrived. ``logprobs`` has one entry per token if the
+    request asked for them, else none.
     """
 
     request_id: str
     token_ids: tuple[int, ...]
     finish_reason: str | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):

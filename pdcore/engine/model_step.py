@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
 
 from pdcore.engine.kv.pool import KvPool
-from pdcore.engine.messages import Start
+from pdcore.engine.model.logit_rules import obeyed
 from pdcore.engine.model.runner import ModelRunner, Slice
-from pdcore.engine.model.sampling import sample
+from pdcore.engine.model.sampling import log_probabilities, sample
+from pdcore.engine.sampled import Sampled
 from pdcore.engine.scheduler.plan import Compute
+from pdcore.engine.scheduler.request import Request
+from pdcore.engine.transfer.orders import TokenLogprobs
 
 
 class ModelStep:
@@ -21,7 +26,7 @@ class ModelStep:
         self._runner = runner
         self._pool = pool
 
-    def run(self, batch: Sequence[Compute], starts: Sequence[Start]) -> dict[str, int]:
+    def run(self, batch: Sequence[Compute], requests: Sequence[Request]) -> Sampled:
         """The next token of each item that samples; its position is the one after the item's last token.
 
         CollectiveFailed when another rank died or stands still: nothing can be computed any more.
@@ -29,17 +34,30 @@ class ModelStep:
         logits = self._runner.forward(_slices(batch), self._pool)
         rows = [row for row, item in enumerate(batch) if item.samples]
         if not rows:
-            return {}
+            return Sampled({}, {})
+        logits = logits if len(rows) == len(batch) else logits[rows]
+        sampling = [requests[row] for row in rows]
         tokens = sample(
-            logits if len(rows) == len(batch) else logits[rows],
-            [starts[row].sampling for row in rows],
+            obeyed(logits, sampling),
+            [request.start.sampling for request in sampling],
             [batch[row].start + len(batch[row].token_ids) for row in rows],
         )
-        return {batch[row].request_id: token for row, token in zip(rows, tokens, strict=True)}
+        chosen = dict(zip([request.request_id for request in sampling], tokens, strict=True))
+        return Sampled(chosen, _logprobs(logits, sampling, chosen))
 
     def follow(self, batch: Sequence[Compute]) -> None:
         """This rank's part of what the DP leader runs; raises as ``run``."""
         self._runner.follow(_slices(batch), self._pool)
+
+
+def _logprobs(
+    logits: Tensor, requests: Sequence[Request], chosen: Mapping[str, int]
+) -> dict[str, TokenLogprobs]:
+    return {
+        request.request_id: log_probabilities(logits[row], chosen[request.request_id], top)
+        for row, request in enumerate(requests)
+        if (top := request.start.sampling.top_logprobs) is not None
+    }
 
 
 def _slices(batch: Sequence[Compute]) -> list[Slice]:

@@ -16,12 +16,12 @@ from pdcore.engine.transfer.orders import (
     DecodeGroup,
     Drained,
     Fail,
-    FirstLogprobs,
     HandoffFailed,
     Handshaken,
     PrefillEvent,
     SendFailed,
     Sent,
+    TokenLogprobs,
     WriteEnded,
 )
 from pdcore.topology.keys import RankPosition
@@ -106,7 +106,7 @@ def test_what_the_scheduler_gave_up_still_ends_its_writes() -> None:
     assert len(consensus) == 0
 
 
-def arrived(token: int = 5, aux: FirstLogprobs | None = None) -> Arrived:
+def arrived(token: int = 5, aux: TokenLogprobs | None = None) -> Arrived:
     return Arrived(handoff=1, first_token=token, kv_len=9, aux=aux)
 
 
@@ -124,7 +124,7 @@ def tell(
 
 def test_kv_has_arrived_once_it_has_everywhere() -> None:
     consensus = decode(ZERO, ONE)
-    aux = FirstLogprobs(logprob=-1.0)
+    aux = TokenLogprobs(logprob=-1.0)
     assert tell(consensus, (ONE, arrived(aux=aux))) == []
     assert tell(consensus, (ZERO, arrived())) == [arrived(aux=aux)]
     assert len(consensus) == 0

@@ -22,11 +22,13 @@ from pdcore.engine.executing import ExecutorLoop
 from pdcore.engine.handoffs import DecodeHandoffs, PrefillHandoffs
 from pdcore.engine.leader_link import LeaderLink
 from pdcore.engine.loop import Decider, RankLoop
-from pdcore.engine.messages import Abort, Failed, HandedOff, Start, Stats, Step, Stop, ToLeader, ToRank
+from pdcore.engine.messages import Abort, Failed, HandedOff, Stats, Step, Stop, ToLeader, ToRank
 from pdcore.engine.reporting import Beats
+from pdcore.engine.sampled import Sampled
 from pdcore.engine.scheduler.decode import DecodeScheduler
 from pdcore.engine.scheduler.plan import Compute
 from pdcore.engine.scheduler.prefill import PrefillScheduler
+from pdcore.engine.scheduler.request import Request
 from pdcore.engine.sides import SideGauges
 from pdcore.engine.step_link import StepFollower, StepLeader
 from pdcore.engine.transfer.orders import (
@@ -121,9 +123,9 @@ class Recorder:
     def __init__(self) -> None:
         self.batches: list[tuple[Compute, ...]] = []
 
-    def run(self, batch: Sequence[Compute], starts: Sequence[Start]) -> dict[str, int]:
+    def run(self, batch: Sequence[Compute], requests: Sequence[Request]) -> Sampled:
         self.batches.append(tuple(batch))
-        return {item.request_id: next_token(item) for item in batch if item.samples}
+        return Sampled({item.request_id: next_token(item) for item in batch if item.samples}, {})
 
     def follow(self, batch: Sequence[Compute]) -> None:
         self.batches.append(tuple(batch))

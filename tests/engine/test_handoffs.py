@@ -9,6 +9,7 @@ from pdcore.engine.consensus import DecodeConsensus, PrefillConsensus
 from pdcore.engine.handoffs import DecodeHandoffs, NoHandoffs, PrefillHandoffs
 from pdcore.engine.kv.block_groups import BlockGroups
 from pdcore.engine.messages import Failed, HandedOff, Start, Step
+from pdcore.engine.sampled import with_logprobs
 from pdcore.engine.scheduler.decode import DecodeScheduler
 from pdcore.engine.scheduler.plan import Failure
 from pdcore.engine.scheduler.prefill import PrefillScheduler
@@ -27,6 +28,7 @@ from pdcore.engine.transfer.orders import (
     Send,
     SendFailed,
     Sent,
+    TokenLogprobs,
     WriteEnded,
 )
 from pdcore.topology.keys import RankPosition
@@ -57,9 +59,11 @@ class Prefill:
         """Both ranks say each of ``words``."""
         return [said for word in words for rank in (ZERO, ONE) for said in self.handoffs.hear(rank, word)]
 
-    def compute(self) -> list[object]:
+    def compute(self, logprobs: TokenLogprobs | None = None) -> list[object]:
         batch = self.scheduler.plan(0).batch
         outcome = self.scheduler.complete(batch, {item.request_id: 9 for item in batch})
+        if logprobs is not None:
+            outcome = with_logprobs(outcome, {item.request_id: logprobs for item in batch})
         return list(self.handoffs.send(outcome.handoffs))
 
 
@@ -114,8 +118,10 @@ class Decode:
         self.scheduler = DecodeScheduler(limits(), self.blocks)
         self.handoffs = DecodeHandoffs(self.scheduler, DecodeConsensus((ZERO, ONE)), VOCABULARY)
 
-    def open(self, name: str = "a", max_tokens: int = 1) -> Open:
+    def open(self, name: str = "a", max_tokens: int = 1, top_logprobs: int | None = None) -> Open:
         request = msgspec.structs.replace(start(name, 8, room=1, max_tokens=max_tokens), prefill=PREFILL)
+        sampling = msgspec.structs.replace(request.sampling, top_logprobs=top_logprobs)
+        request = msgspec.structs.replace(request, sampling=sampling)
         self.scheduler.add(request, 0)
         assert list(self.handoffs.started(request)) == []
         (order,) = self.handoffs.admit(self.scheduler.plan(0).admit, 10.0)
@@ -135,6 +141,22 @@ def test_a_decode_request_asks_its_prefill_group_and_runs_once_all_ranks_have_it
     assert isinstance(said, Step)
     assert said.outputs[0].token_ids == (5,)
     assert group.blocks.free_blocks == group.blocks.total
+
+
+def test_first_token_logprobs_travel_with_the_hand_off_to_those_who_asked() -> None:
+    said = TokenLogprobs(logprob=-0.5, top=((9, -0.5),))
+    group = Prefill()
+    group.start()
+    group.hear(Handshaken(room=7, decode=GROUP))
+    (send,) = group.compute(said)
+    assert isinstance(send, Send)
+    assert send.aux == said
+    for asked, told in ((0, (said,)), (None, ())):
+        other = Decode()
+        order = other.open(top_logprobs=asked)
+        (step,) = other.hear(Arrived(handoff=order.handoff, first_token=5, kv_len=8, aux=said))
+        assert isinstance(step, Step)
+        assert step.outputs[0].logprobs == told
 
 
 @pytest.mark.parametrize(("token", "fails"), [(0, False), (99, False), (100, True), (2**32 - 1, True)])

@@ -12,9 +12,11 @@ from pdcore.engine.handoffs import NoHandoffs
 from pdcore.engine.kv.block_groups import BlockGroups
 from pdcore.engine.leader_link import LeaderLink
 from pdcore.engine.loop import Decider, RankLoop
-from pdcore.engine.messages import Abort, Failed, Start, Stats, Step, Stop, ToLeader, ToRank
+from pdcore.engine.messages import Abort, Failed, Stats, Step, Stop, ToLeader, ToRank
 from pdcore.engine.reporting import Beats
+from pdcore.engine.sampled import Sampled
 from pdcore.engine.scheduler.plan import Compute
+from pdcore.engine.scheduler.request import Request
 from pdcore.engine.scheduler.unified import UnifiedScheduler
 from pdcore.engine.sides import NoSide
 from pdcore.engine.step_link import StepLeader
@@ -27,9 +29,9 @@ pytestmark = pytest.mark.unit
 class Arithmetic:
     """A model whose answers depend on the position alone."""
 
-    def run(self, batch: Sequence[Compute], starts: Sequence[Start]) -> dict[str, int]:
-        assert [s.request_id for s in starts] == [item.request_id for item in batch]
-        return {item.request_id: next_token(item) for item in batch if item.samples}
+    def run(self, batch: Sequence[Compute], requests: Sequence[Request]) -> Sampled:
+        assert [r.request_id for r in requests] == [item.request_id for item in batch]
+        return Sampled({item.request_id: next_token(item) for item in batch if item.samples}, {})
 
 
 class Leader:

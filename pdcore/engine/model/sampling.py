@@ -2,7 +2,7 @@
 
 Greedy (temperature under 1e-5, where float32 arithmetic would decide by overflow) is the exact argmax. Otherwise logits are divided by the temperature, all but the ``top_k`` best
 are dropped, then all but the smallest set of best tokens whose probability reaches ``top_p``; tokens that tie with the
-last one kept are kept. One uniform number then picks from what is left, by the inverse of the cumulative distribution
+last one kept are kept. ``min_p`` drops every token less likely than that share of the best one's likelihood. One uniform number then picks from what is left, by the inverse of the cumulative distribution
 in the order of token ids.
 
 That number depends on (seed, position) only: the first 53 bits of ``blake2b(seed, position)``. It needs no state and no
@@ -13,6 +13,7 @@ request resumed elsewhere, or prefilled here and decoded there, goes on as if it
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections.abc import Sequence
 from typing import Final
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from pdcore.engine.messages import Sampling
-from pdcore.engine.transfer.orders import FirstLogprobs
+from pdcore.engine.transfer.orders import TokenLogprobs
 
 GREEDY_BELOW: Final = 1e-5
 CANDIDATES: Final = 1024
@@ -53,14 +54,14 @@ def sample(logits: Tensor, params: Sequence[Sampling], positions: Sequence[int])
 
 
 @torch.inference_mode()
-def log_probabilities(logits: Tensor, token: int, top: int) -> FirstLogprobs:
+def log_probabilities(logits: Tensor, token: int, top: int) -> TokenLogprobs:
     """What ``token`` and the ``top`` best tokens had in a row of ``logits`` (``[vocab]``), before any limit.
 
     Temperature, top-k and top-p do not change what is reported. Natural logarithms; the best token first.
     """
     every = logits.double().log_softmax(dim=-1)
     best = every.topk(min(top, every.shape[0]))
-    return FirstLogprobs(
+    return TokenLogprobs(
         logprob=float(every[token]),
         top=tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)),
     )
@@ -79,6 +80,8 @@ def _limit(logits: Tensor, params: Sequence[Sampling]) -> Tensor:
     # Subtracting the maximum first keeps tiny temperatures from overflowing.
     scaled = (logits - logits.amax(dim=-1, keepdim=True)) / temperatures[:, None]
     for i, param in enumerate(params):
+        if param.min_p > 0:
+            scaled[i].masked_fill_(scaled[i] < math.log(param.min_p), float("-inf"))  # the best one is at 0
         if param.top_k > 0 or param.top_p < 1:
             scaled[i].masked_fill_(scaled[i] < _threshold(scaled[i], param), float("-inf"))
     return scaled

@@ -9,6 +9,7 @@ import msgspec
 
 from pdcore.engine.kv.blocks import BlockLists
 from pdcore.engine.messages import Output
+from pdcore.engine.transfer.orders import TokenLogprobs
 from pdcore.errors import ErrorCode
 
 
@@ -36,13 +37,17 @@ class Admit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Handoff(msgspec.Struct, frozen=True, kw_only=True):
-    """Prefill: the KV of ``room`` is complete in ``blocks`` (pinned until the write has ended); send it."""
+    """Prefill: the KV of ``room`` is complete in ``blocks`` (pinned until the write has ended); send it.
+
+    ``logprobs`` are those of the first token, where the request asked for them.
+    """
 
     request_id: str
     room: int
     blocks: BlockLists
     first_token: int
     kv_len: int
+    logprobs: TokenLogprobs | None = None
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ import struct
 import zlib
 from typing import Final
 
-from pdcore.engine.transfer.orders import MAX_TOP_LOGPROBS, FirstLogprobs
+from pdcore.engine.transfer.orders import MAX_TOP_LOGPROBS, TokenLogprobs
 
 AUX_BYTES: Final = 192
 AUX_MAGIC: Final = 0x9D02
@@ -25,7 +25,7 @@ _CRC: Final = struct.Struct("<I")
 _BODY_BYTES: Final = AUX_BYTES - _CRC.size
 
 
-def encode(logprobs: FirstLogprobs, *, seq: int, room: int) -> bytes:
+def encode(logprobs: TokenLogprobs, *, seq: int, room: int) -> bytes:
     """The 192 bytes; ``ValueError`` for more than 20 pairs or a token out of range."""
     if len(logprobs.top) > MAX_TOP_LOGPROBS:
         raise ValueError(f"{len(logprobs.top)} top logprobs, at most {MAX_TOP_LOGPROBS} fit")
@@ -38,7 +38,7 @@ def encode(logprobs: FirstLogprobs, *, seq: int, room: int) -> bytes:
     return body + _CRC.pack(zlib.crc32(body))
 
 
-def accept(data: bytes, *, seq: int, room: int) -> FirstLogprobs | None:
+def accept(data: bytes, *, seq: int, room: int) -> TokenLogprobs | None:
     """The record in ``data`` if it is whole and the one of this (seq, room), else None."""
     if len(data) != AUX_BYTES or _CRC.unpack_from(data, _BODY_BYTES)[0] != zlib.crc32(data[:_BODY_BYTES]):
         return None
@@ -46,4 +46,4 @@ def accept(data: bytes, *, seq: int, room: int) -> FirstLogprobs | None:
     if magic != AUX_MAGIC or count > MAX_TOP_LOGPROBS or (its_seq, its_room) != (seq, room):
         return None
     pairs = _PAIR.iter_unpack(data[_HEAD.size : _HEAD.size + count * _PAIR.size])
-    return FirstLogprobs(logprob=logprob, top=tuple(pairs))
+    return TokenLogprobs(logprob=logprob, top=tuple(pairs))

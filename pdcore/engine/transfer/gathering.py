@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pdcore.engine.transfer.orders import Arrived, DecodeEvent, Drained, FirstLogprobs, HandoffFailed
+from pdcore.engine.transfer.orders import Arrived, DecodeEvent, Drained, HandoffFailed, TokenLogprobs
 from pdcore.engine.transfer.slot import Slot
 from pdcore.errors import ErrorCode
 
@@ -30,7 +30,7 @@ class Part:
     """What one source rank delivered. ``aux`` "broken": the record that the slot speaks of is not there."""
 
     slot: Slot
-    aux: FirstLogprobs | Literal["broken"] | None = None
+    aux: TokenLogprobs | Literal["broken"] | None = None
 
     @property
     def claim(self) -> tuple[int, int]:
@@ -102,7 +102,7 @@ class Gathering:
         if known.over:
             return [Drained(handoff=known.handoff)]
         (token, kv_len), *_ = [part.claim for part in known.parts]
-        aux = next((part.aux for part in known.parts if isinstance(part.aux, FirstLogprobs)), None)
+        aux = next((part.aux for part in known.parts if isinstance(part.aux, TokenLogprobs)), None)
         return [Arrived(handoff=known.handoff, first_token=token, kv_len=kv_len, aux=aux)]
 
 

@@ -21,8 +21,8 @@ from pdcore.errors import ErrorCode
 MAX_TOP_LOGPROBS: Final = 20
 
 
-class FirstLogprobs(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Log probabilities of the first token: its own, and the ``top`` (token, logprob) pairs, best first."""
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Log probabilities of one sampled token: its own, and the ``top`` (token, logprob) pairs, best first."""
 
     logprob: float
     top: Annotated[tuple[tuple[int, float], ...], Meta(max_length=MAX_TOP_LOGPROBS)] = ()
@@ -85,7 +85,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, tag="send"):
     blocks: BlockLists
     first_token: int
     kv_len: int
-    aux: FirstLogprobs | None = None
+    aux: TokenLogprobs | None = None
 
 
 class Fail(msgspec.Struct, frozen=True, kw_only=True, tag="fail"):
@@ -160,7 +160,7 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True, tag="arrived"):
     handoff: int
     first_token: int
     kv_len: int
-    aux: FirstLogprobs | None = None
+    aux: TokenLogprobs | None = None
 
 
 class HandoffFailed(msgspec.Struct, frozen=True, kw_only=True, tag="handoff_failed"):

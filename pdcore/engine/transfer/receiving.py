@@ -36,11 +36,11 @@ from pdcore.engine.transfer.orders import (
     AbortHandoff,
     DecodeEvent,
     Drained,
-    FirstLogprobs,
     HandoffFailed,
     Open,
     Order,
     PrefillPeer,
+    TokenLogprobs,
 )
 from pdcore.engine.transfer.plan import RegionShape
 from pdcore.engine.transfer.prefill_link import PeerKey, PrefillLink, key_of
@@ -361,7 +361,7 @@ class ReceivingSession:
             self._failures.add("disagreed", self._engine.name, link.place)
         self._gather(said, now)
 
-    def _aux(self, delivered: Delivered) -> FirstLogprobs | Literal["broken"] | None:
+    def _aux(self, delivered: Delivered) -> TokenLogprobs | Literal["broken"] | None:
         slot = delivered.slot
         if not slot.has_aux:
             return None

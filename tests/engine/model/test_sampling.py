@@ -120,3 +120,10 @@ def test_a_tiny_temperature_chooses_the_best_token(temperature: float) -> None:
     logits = torch.tensor([[0.5, 3.0, -2.0, 2.9]])
     params = [Sampling(temperature=temperature, top_p=0.9, top_k=0, seed=s) for s in range(20)]
     assert {t for p in params for t in sample(logits, [p], [1])} == {1}
+
+
+def test_min_p_drops_what_is_less_likely_than_its_share_of_the_best() -> None:
+    row = torch.tensor([0.05, 0.5, 0.15, 0.3]).log()
+    for share, kept in ((0.0, 4), (0.2, 3), (0.5, 2), (0.9, 1), (1.0, 1)):
+        param = Sampling(temperature=1, top_p=1, top_k=0, seed=0, min_p=share)
+        assert int((frequencies(row, param, 500) > 0).sum()) == kept, share

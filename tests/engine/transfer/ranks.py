@@ -18,13 +18,13 @@ from pdcore.engine.transfer.orders import (
     DecodeEvent,
     Expect,
     Fail,
-    FirstLogprobs,
     Handshaken,
     Open,
     PrefillEvent,
     PrefillGroup,
     PrefillPeer,
     Send,
+    TokenLogprobs,
 )
 from pdcore.engine.transfer.receiving import ReceivingSession
 from pdcore.engine.transfer.sending import Endpoint, SendingSession
@@ -159,7 +159,7 @@ class Prefill:
         order = Expect(room=room, expected_peer=peer, prompt_len=tokens, remaining_ms=int(within_s * 1000))
         self.session.obey(order, self.clock.now())
 
-    def send(self, room: int, tokens: int, aux: FirstLogprobs | None = None) -> None:
+    def send(self, room: int, tokens: int, aux: TokenLogprobs | None = None) -> None:
         """Blocks room, room+1, … (mod the pool); the first token is the room."""
         needed = LAYOUT.blocks_for(tokens)
         blocks = tuple((room + i) % SOURCE_BLOCKS for i in range(needed))

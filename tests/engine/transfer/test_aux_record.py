@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcore.engine.transfer import aux_record
-from pdcore.engine.transfer.orders import MAX_TOP_LOGPROBS, FirstLogprobs
+from pdcore.engine.transfer.orders import MAX_TOP_LOGPROBS, TokenLogprobs
 
 pytestmark = pytest.mark.unit
 
-SAMPLE = FirstLogprobs(logprob=-0.5, top=((7, -0.5), (2**32 - 1, -1.25)))
+SAMPLE = TokenLogprobs(logprob=-0.5, top=((7, -0.5), (2**32 - 1, -1.25)))
 LOGPROB = st.floats(width=32, allow_nan=False)
 PAIRS = st.lists(st.tuples(st.integers(0, 2**32 - 1), LOGPROB), max_size=MAX_TOP_LOGPROBS).map(tuple)
 NUMBER = st.integers(1, 2**63 - 1)
@@ -23,7 +23,7 @@ NUMBER = st.integers(1, 2**63 - 1)
 def test_logprobs_survive_the_round_trip(
     logprob: float, top: tuple[tuple[int, float], ...], seq: int, room: int
 ) -> None:
-    sent = FirstLogprobs(logprob=logprob, top=top)
+    sent = TokenLogprobs(logprob=logprob, top=top)
     record = aux_record.encode(sent, seq=seq, room=room)
     assert len(record) == aux_record.AUX_BYTES
     assert aux_record.accept(record, seq=seq, room=room) == sent
@@ -37,7 +37,7 @@ def test_another_seq_or_room_reads_as_nothing() -> None:
 
 @pytest.mark.parametrize("cut", range(aux_record.AUX_BYTES))
 def test_a_record_that_is_partly_the_one_before_reads_as_nothing(cut: int) -> None:
-    old = aux_record.encode(FirstLogprobs(logprob=-3.0, top=((1, -3.0),)), seq=4, room=8)
+    old = aux_record.encode(TokenLogprobs(logprob=-3.0, top=((1, -3.0),)), seq=4, room=8)
     new = aux_record.encode(SAMPLE, seq=5, room=9)
     torn = new[:cut] + old[cut:]
     assert torn == new or aux_record.accept(torn, seq=5, room=9) is None
@@ -51,12 +51,12 @@ def test_the_bytes_are_the_documented_ones() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        FirstLogprobs(logprob=0.0, top=((1, 0.0),) * 21),
-        FirstLogprobs(logprob=0.0, top=((-1, 0.0),)),
-        FirstLogprobs(logprob=0.0, top=((2**32, 0.0),)),
-        FirstLogprobs(logprob=1e300),
+        TokenLogprobs(logprob=0.0, top=((1, 0.0),) * 21),
+        TokenLogprobs(logprob=0.0, top=((-1, 0.0),)),
+        TokenLogprobs(logprob=0.0, top=((2**32, 0.0),)),
+        TokenLogprobs(logprob=1e300),
     ],
 )
-def test_what_does_not_fit_is_refused(wrong: FirstLogprobs) -> None:
+def test_what_does_not_fit_is_refused(wrong: TokenLogprobs) -> None:
     with pytest.raises(ValueError):
         aux_record.encode(wrong, seq=1, room=1)

@@ -7,16 +7,16 @@ from itertools import permutations
 import pytest
 
 from pdcore.engine.transfer.gathering import Gathering, GiveUp, Part
-from pdcore.engine.transfer.orders import Arrived, Drained, FirstLogprobs, HandoffFailed
+from pdcore.engine.transfer.orders import Arrived, Drained, HandoffFailed, TokenLogprobs
 from pdcore.engine.transfer.slot import Slot, SlotStatus
 
 pytestmark = pytest.mark.unit
 
-LOGPROBS = FirstLogprobs(logprob=-0.5)
+LOGPROBS = TokenLogprobs(logprob=-0.5)
 ARRIVED = Arrived(handoff=7, first_token=42, kv_len=20)
 
 
-def part(token: int = 42, kv_len: int = 20, aux: FirstLogprobs | None = None) -> Part:
+def part(token: int = 42, kv_len: int = 20, aux: TokenLogprobs | None = None) -> Part:
     return Part(Slot(seq=1, room=7, token=token, kv_len=kv_len, status=SlotStatus.DELIVERED), aux)
 
 

@@ -12,12 +12,12 @@ from pdcore.engine.transfer.mapping import GroupRank, GroupSizes
 from pdcore.engine.transfer.orders import (
     Arrived,
     Drained,
-    FirstLogprobs,
     HandoffFailed,
     Handshaken,
     Send,
     SendFailed,
     Sent,
+    TokenLogprobs,
     WriteEnded,
 )
 from pdcore.engine.transfer.sending import Endpoint
@@ -26,7 +26,7 @@ from tests.engine.transfer.ranks import CANARY, DECODE_BLOCKS, Context, Decode, 
 
 pytestmark = pytest.mark.integration
 
-LOGPROBS = FirstLogprobs(logprob=-0.25, top=((3, -0.25), (9, -2.5)))
+LOGPROBS = TokenLogprobs(logprob=-0.25, top=((3, -0.25), (9, -2.5)))
 
 
 class Fleet:
