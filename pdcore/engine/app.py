@@ -1,7 +1,7 @@
 """The HTTP face of a leader: its routes, and the plain answers about itself.
 
-``/health`` says who is here, ``/ready`` whether requests are taken, ``/metrics`` what happens; generation is
-:mod:`pdcore.engine.exchange`. Every error has the same body.
+``/health`` says who is here, ``/ready`` whether requests are taken, ``/metrics`` what happens, ``/load`` how busy it is,
+once or as long as one listens; generation is :mod:`pdcore.engine.exchange`. Every error has the same body.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from starlette.routing import Route
 
 from pdcore.engine import legs, metrics, openai
 from pdcore.engine.answer import JSON_TYPE
+from pdcore.engine.engine import Engine
 from pdcore.engine.exchange import GenerationEndpoint
-from pdcore.engine.generation import Engine
-from pdcore.engine.load import load_sample
+from pdcore.engine.load_stream import LoadStream
 from pdcore.engine.requests import Api
+from pdcore.engine.text_endpoint import TextEndpoint
+from pdcore.engine.tokenizing import detokenize, tokenize
 from pdcore.errors import ApiError, ErrorCode
 from pdcore.registry import leaders
 
@@ -41,9 +43,12 @@ def create_app(engine: Engine) -> Starlette:
         Route("/drain", about.drain, methods=["POST"]),
         Route("/metrics", about.metrics, methods=["GET"]),
         Route("/load", about.load, methods=["GET"]),
+        Route("/load/stream", LoadStream(engine), methods=["GET"]),
         Route("/leader", about.leader, methods=["GET"]),
         Route("/v1/models", about.models, methods=["GET"]),
         *(Route(path, GenerationEndpoint(api, engine), methods=["POST"]) for path, api in GENERATION.items()),
+        Route("/tokenize", TextEndpoint(engine, tokenize), methods=["POST"]),
+        Route("/detokenize", TextEndpoint(engine, detokenize), methods=["POST"]),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
 
@@ -72,7 +77,7 @@ class _About:
 
     async def load(self, request: Request) -> Response:
         """One sample of how busy it is and whom it does not reach, for routers; it ages from the moment it is read."""
-        return _json(load_sample(self._engine.state, self._engine.ranks.stats))
+        return _json(self._engine.load_sample())
 
     async def leader(self, request: Request) -> Response:
         """For the instance's other machines, where the store does not tell them."""

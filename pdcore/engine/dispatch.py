@@ -5,7 +5,7 @@ that found a full pipe) and the newest ``Ready`` and ``Stats`` of each rank. A r
 and leaves exactly once, when that context ends; leaving early tells the rank.
 
 Nothing here blocks: sends are non-blocking and a full or missing peer is the caller's error, receiving is driven by the
-loop. What a request's reader has not taken yet is merged, so it holds at most one list of token ids per request.
+loop.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from pdcore.engine.messages import (
     ToLeader,
     ToRank,
 )
+from pdcore.engine.replies import Reply
 from pdcore.errors import ApiError, ConfigError, ErrorCode
 from pdcore.telemetry import logger
 from pdcore.topology.keys import RankPosition
@@ -44,74 +45,6 @@ MESSAGES_PER_TURN: Final = 256
 MOST_WISHES: Final = 256
 
 log = logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
-    """What has come since the last look: tokens in order, and how the request ended if it did."""
-
-    token_ids: tuple[int, ...] = ()
-    finish_reason: str | None = None
-    handed_off: bool = False
-
-
-class Reply:
-    """One request's answers. One reader, who calls :meth:`next` and :meth:`leave`; the rest is the dispatch's."""
-
-    def __init__(self, start: Start, rank: RankPosition, abort: Callable[[], None]) -> None:
-        self.start = start
-        self.rank = rank
-        self._abort = abort
-        self._token_ids: list[int] = []
-        self._finish_reason: str | None = None
-        self._handed_off = False
-        self._left = False
-        self._error: ApiError | None = None
-        self._news = asyncio.Event()
-
-    @property
-    def ended(self) -> bool:
-        """Whether the rank is done with this request."""
-        return self._finish_reason is not None or self._handed_off or self._error is not None
-
-    async def next(self) -> Delivery:
-        """Wait for something new and take it. Raises the rank's error once its tokens are taken."""
-        await self._news.wait()
-        self._news.clear()
-        if self._error is not None and not self._token_ids:
-            raise self._error
-        delivery = Delivery(
-            token_ids=tuple(self._token_ids),
-            finish_reason=self._finish_reason,
-            handed_off=self._handed_off,
-        )
-        self._token_ids = []
-        if self._error is not None:
-            self._news.set()
-        return delivery
-
-    def leave(self) -> None:
-        """The reader has all it wants: a rank that still works on it is told, once."""
-        if not self.ended and not self._left:
-            self._left = True
-            self._abort()
-
-    def add(self, token_ids: Sequence[int], finish_reason: str | None) -> None:
-        """Merge an output into what is not taken yet."""
-        self._token_ids += token_ids
-        self._finish_reason = finish_reason
-        self._news.set()
-
-    def mark_handed_off(self) -> None:
-        """The prefill half is complete."""
-        self._handed_off = True
-        self._news.set()
-
-    def fail(self, code: ErrorCode, message: str) -> None:
-        """End with an error, unless the request has ended already."""
-        if not self.ended:
-            self._error = ApiError(code, message)
-            self._news.set()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +112,11 @@ class Dispatch:
         self._context.term()
 
     @property
+    def max_held(self) -> int:
+        """How many requests it holds at most."""
+        return self._max_held
+
+    @property
     def address(self) -> str:
         """Where ranks connect; with the port that was picked."""
         return self._address
@@ -218,13 +156,13 @@ class Dispatch:
         return min(held, key=lambda rank: (held[rank], rank))
 
     @contextmanager
-    def open(self, start: Start, rank: RankPosition) -> Iterator[Reply]:
-        """Give ``start`` to ``rank``; leaving before the rank ended it aborts it.
+    def open(self, start: Start, rank: RankPosition, news: asyncio.Event | None = None) -> Iterator[Reply]:
+        """Give ``start`` to ``rank``; leaving before the rank ended it aborts it. ``news`` as :class:`Reply` has it.
 
         ApiError when the instance holds all it may, the room is taken, or the rank cannot be reached.
         """
         self._admit(start)
-        reply = Reply(start, rank, partial(self._abort, start.request_id, rank))
+        reply = Reply(start, rank, partial(self._abort, start.request_id, rank), news)
         if not self._send(rank, start):
             raise ApiError("backend_unavailable", f"rank {rank} takes no requests now", retry_after_s=1)
         self._replies[start.request_id] = reply
@@ -314,7 +252,7 @@ class Dispatch:
             case Step(outputs=outputs):
                 for output in outputs:
                     if (reply := self._replies.get(output.request_id)) is not None:
-                        reply.add(output.token_ids, output.finish_reason)
+                        reply.add(output)
             case HandedOff(request_id=request_id):
                 if (reply := self._replies.get(request_id)) is not None:
                     reply.mark_handed_off()

@@ -22,10 +22,12 @@ from pdcore.engine.answer import (
     read_body,
     while_connected,
 )
-from pdcore.engine.dispatch import Reply
-from pdcore.engine.generation import Engine, Job
+from pdcore.engine.engine import Engine
+from pdcore.engine.jobs import Job, prepare
 from pdcore.engine.legs import Expectation
+from pdcore.engine.replies import Replies
 from pdcore.engine.requests import Api, decode_body
+from pdcore.engine.resumption import TOKEN_IDS
 from pdcore.errors import ApiError
 
 OK: Final = "ok"
@@ -115,28 +117,34 @@ class Exchange:
     async def _generate(self, raw: bytes, expected: Expectation, budget_s: float) -> None:
         deadline = self._began + budget_s
         body = decode_body(raw)
-        job = await generation.prepare(self._engine, self._api, body, expected, self._request_id, deadline)
-        self._facts |= {
-            "room": job.room,
-            "stream": job.request.stream,
-            "prompt_tokens": len(job.start.prompt),
-        }
-        with self._engine.ranks.open(job.start, job.rank) as reply, generation.recording(self._engine, job):
+        job = await prepare(self._engine, self._api, body, expected, self._request_id, deadline)
+        self._facts |= {"room": job.rooms[0], "stream": job.request.stream, "answers": len(job.items)}
+        with generation.opened(self._engine, job) as replies:
             try:
-                await self._write(job, reply)
+                await self._write(job, replies)
             finally:
-                self._facts["completion_tokens"] = job.transcript.usage.completion_tokens
+                usage = job.usage
+                self._facts |= {
+                    "prompt_tokens": usage.prompt_tokens,
+                    "completion_tokens": usage.completion_tokens,
+                }
 
-    async def _write(self, job: Job, reply: Reply) -> None:
-        role = self._engine.state.role
+    async def _write(self, job: Job, replies: Replies) -> None:
+        engine, answer, first = self._engine, self._answer, self._note_first
+        role = engine.state.role
         if role == "prefill":
-            await generation.hand_off(reply, self._answer, self._request_id, job.start.room, self._note_first)
+            await generation.hand_off(job, replies, answer, engine.load_header, self._request_id, first)
         elif job.request.stream:
-            headers = generation.KV_RECEIVED if role == "decode" else {}
-            await generation.stream(job, reply, self._answer, headers, self._note_first)
+            with_ids = TOKEN_IDS in self._headers and len(job.items) == 1
+            await generation.stream(job, replies, answer, self._stream_headers, first, with_ids=with_ids)
         else:
             early = role == "decode"
-            await generation.whole(job, reply, self._answer, early_head=early, first=self._note_first)
+            await generation.whole(job, replies, answer, engine.load_header, first, early_head=early)
+
+    def _stream_headers(self, complete: bool) -> dict[str, str]:
+        """``complete``: the KV of every item is here, as far as it was to come."""
+        received = generation.KV_RECEIVED if complete and self._engine.state.role == "decode" else {}
+        return {**self._engine.load_header(), **received}
 
     def _note_first(self) -> None:
         seconds = self._engine.clock.now() - self._began

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pdcore.errors import ApiError
 
@@ -22,7 +22,7 @@ def boolean(body: Body, name: str) -> bool:
     """``body[name]``, false when absent."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
-        raise wrong(name, f"must be true or false, not {kind_of(value)}")
+        raise wrong(name, "must be true or false", value)
     return bool(value)
 
 
@@ -32,9 +32,9 @@ def integer(body: Body, name: str, low: int, high: int) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool):
-        raise wrong(name, f"must be an integer, not {kind_of(value)}")
+        raise wrong(name, "must be an integer", value)
     if not low <= value <= high:
-        raise wrong(name, f"must be from {low} to {high}, not {shortened(value)}")
+        raise wrong(name, f"must be from {low} to {high}", value)
     return value
 
 
@@ -44,9 +44,9 @@ def number(body: Body, name: str, low: float, high: float) -> float | None:
     if value is None:
         return None
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise wrong(name, f"must be a number, not {kind_of(value)}")
+        raise wrong(name, "must be a number", value)
     if not low <= value <= high:
-        raise wrong(name, f"must be from {low:g} to {high:g}, not {shortened(value)}")
+        raise wrong(name, f"must be from {low:g} to {high:g}", value)
     return float(value)
 
 
@@ -56,9 +56,44 @@ def text(body: Body, name: str, longest: int) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str):
-        raise wrong(name, f"must be a string, not {kind_of(value)}")
+        raise wrong(name, "must be a string", value)
     if not 0 < len(value) <= longest:
-        raise wrong(name, f"must have 1 to {longest} characters, not {len(value)}")
+        raise wrong(name, f"must have 1 to {longest} characters, and has {len(value)}")
+    return value
+
+
+def mapping(body: Body, name: str) -> Body:
+    """``body[name]``, an object; empty when absent."""
+    value = body.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise wrong(name, "must be an object", value)
+    return value
+
+
+def listed(body: Body, name: str, longest: int) -> Sequence[object]:
+    """``body[name]``, a list of at most ``longest`` items; empty when absent."""
+    value = body.get(name)
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise wrong(name, "must be a list", value)
+    if len(value) > longest:
+        raise wrong(name, f"holds {len(value)} items; at most {longest} are supported")
+    return value
+
+
+def token_ids(name: str, values: Sequence[object], vocab_size: int) -> tuple[int, ...]:
+    """``values`` as token ids below ``vocab_size``."""
+    return tuple(_token_id(name, place, value, vocab_size) for place, value in enumerate(values))
+
+
+def _token_id(name: str, place: int, value: object, vocab_size: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise wrong(name, f"holds no token id at {place}, which would be an integer", value)
+    if not 0 <= value < vocab_size:
+        raise wrong(name, f"holds no token id at {place}; those are from 0 to {vocab_size - 1}", value)
     return value
 
 
@@ -68,5 +103,9 @@ def shortened(value: object) -> str:
     return shown if len(shown) <= 40 else f"{shown[:40]}…"
 
 
-def wrong(name: str, problem: str) -> ApiError:
-    return ApiError("invalid_request", f"{name} {problem}", param=name)
+def wrong(name: str, problem: str, *value: object) -> ApiError:
+    """The 400 for field ``name``; with a ``value`` it says what was got instead."""
+    got = "".join(
+        f", got {kind_of(one)}: {shortened(one)}" if one is not None else ", got null" for one in value
+    )
+    return ApiError("invalid_request", f"{name} {problem}{got}", param=name)

@@ -1,280 +1,153 @@
-"""From a body to a job for a rank, and from the rank's tokens to an answer.
+"""From the words of ranks to an answer.
 
-A prefill leg is answered when its KV has been handed off. A decode leg's head leaves when the first output arrives,
-because that is the proof that the KV came; a unified answer that is not streamed keeps its head until it is whole.
+A prefill leg is answered when the KV of all its items has been handed off. A decode leg's head leaves when its first
+output arrives, because that is the proof that the KV came; the head says so if that holds for every item. What is not
+streamed waits for all of them, and a unified answer that is not streamed keeps its head until it is whole. One failed
+item fails the request.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import partial
-from typing import Final, Protocol
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Final
 
-from pdcore.clock import Clock
 from pdcore.engine import legs, openai
-from pdcore.engine.answer import WRITE_IDLE_S, Answer
-from pdcore.engine.dispatch import Reply
-from pdcore.engine.fields import Body
-from pdcore.engine.legs import Expectation, Leg
-from pdcore.engine.messages import Limits, Sampling, Start, Stats
-from pdcore.engine.metrics import Metrics
-from pdcore.engine.model.stop_strings import StopStrings
-from pdcore.engine.openai import Head, Shape
-from pdcore.engine.requests import SEED_BITS, Api, Conversation, GenerationRequest, Prompt, parse
+from pdcore.engine.answer import Answer
+from pdcore.engine.engine import Engine
+from pdcore.engine.jobs import Item, Job
+from pdcore.engine.replies import Replies
+from pdcore.engine.resumption import output_comment, prompt_comment
 from pdcore.engine.room_choice import recorded
-from pdcore.engine.state import LeaderState
-from pdcore.engine.transcript import Detokenizing, Piece, Transcript
-from pdcore.engine.transfer.orders import PrefillGroup
-from pdcore.errors import ApiError
-from pdcore.registry.rooms.writer import RoomWriter
-from pdcore.topology.keys import RankPosition
+from pdcore.engine.transcript import Piece
 
-LONG_TEXT: Final = 16 << 10
 KV_RECEIVED: Final[Mapping[str, str]] = {legs.KV: "received"}
 
-
-class Texts(Protocol):
-    """The model's text side."""
-
-    eos_token_ids: tuple[int, ...]
-
-    @property
-    def longest_token_bytes(self) -> int: ...
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
-
-    def detokenizer(self, prompt: Sequence[int]) -> Detokenizing: ...
+First = Callable[[], None]
+Headers = Callable[[], Mapping[str, str]]
+"""Asked for when the head leaves."""
+News = list[tuple[Item, Piece]]
 
 
-class Ranks(Protocol):
-    """The dispatch, as far as a request needs it."""
-
-    def open(self, start: Start, rank: RankPosition) -> AbstractContextManager[Reply]: ...
-
-    def least_held_rank(self) -> RankPosition: ...
-
-    @property
-    def stats(self) -> Mapping[RankPosition, Stats]: ...
-
-
-class PrefillPeers(Protocol):
-    """Who can feed a decode leg."""
-
-    async def prefill(self, leg: Leg, expected: str | None) -> PrefillGroup: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
-    """Everything a request needs, built once per process.
-
-    ``vocab_size`` is the model's: no token id may reach it. ``serial`` makes internal request ids unique. ``choices`` is
-    where a prefill engine that chooses DP ranks says so; None when it takes what the router chose. ``trouble`` says what
-    is wrong with the ranks, ``drain`` stops taking requests.
-    """
-
-    state: LeaderState
-    texts: Texts
-    ranks: Ranks
-    peers: PrefillPeers
-    metrics: Metrics
-    clock: Clock
-    max_body_bytes: int
-    request_timeout_s: float
-    vocab_size: int
-    serial: itertools.count[int]
-    choices: RoomWriter | None = None
-    trouble: Callable[[], str | None] = lambda: None
-    drain: Callable[[], None] = lambda: None
-    write_idle_s: float = WRITE_IDLE_S
+@contextmanager
+def opened(engine: Engine, job: Job) -> Iterator[Replies]:
+    """Give every item to a rank; leaving takes back those that have not ended. Nothing is given for a complete answer."""
+    news = asyncio.Event()
+    with ExitStack() as stack:
+        replies = []
+        for item in job.items:
+            if is_complete(item):
+                continue
+            rank = engine.ranks.least_held_rank() if job.rank is None else job.rank
+            replies.append(stack.enter_context(engine.ranks.open(item.start, rank, news)))
+            if engine.choices is not None and job.chosen:
+                stack.enter_context(recorded(engine.choices, item.start.room, rank.dp))
+        yield Replies(replies, news)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A request that has passed every check, ready for ``rank``; ``chosen``: by this engine, which is to say so."""
-
-    request: GenerationRequest
-    start: Start
-    rank: RankPosition
-    chosen: bool
-    room: int | None
-    shape: Shape
-    transcript: Transcript
-
-
-async def prepare(
-    engine: Engine, api: Api, body: Body, expected: Expectation, request_id: str, deadline: float
-) -> Job:
-    """Check ``body`` and turn its text into tokens. ApiError before anything else has happened."""
-    state = engine.state
-    request = parse(api, body, vocab_size=engine.vocab_size)  # first: several prompts have lists for rooms
-    leg = None if state.role == "unified" else legs.parse_leg(body)
-    room = legs.parse_room(body) if leg is None else leg.room
-    if request.model is not None and request.model not in state.models:
-        message = f"the model {request.model[:128]!r} does not exist here; there is {', '.join(state.models)}"
-        raise ApiError("model_not_found", message, param="model")
-    prompt = await _tokens(engine.texts, request.prompt, state.context_length)
-    budget = request.token_budget(len(prompt), state.context_length, state.kv_tokens)
-    peer = None
-    if leg is not None and state.role == "decode":
-        peer = await engine.peers.prefill(leg, expected.prefill)
-    start = Start(
-        request_id=f"{request_id}~{next(engine.serial)}",
-        room=0 if leg is None else leg.room,
-        prompt=prompt,
-        sampling=_sampling(request),
-        limits=_limits(request, budget, engine.texts.eos_token_ids),
-        remaining_ms=max(1, int(1000 * (deadline - engine.clock.now()))),
-        prefill=peer,
-        expected_peer=expected.decode if state.role == "prefill" else None,
-    )
-    chosen = _is_chosen_here(engine, leg)
-    return Job(
-        request=request,
-        start=start,
-        rank=engine.ranks.least_held_rank() if chosen else _rank(engine, leg),
-        chosen=chosen,
-        room=room,
-        shape=openai.shape(api, _head(engine, request, request_id, room)),
-        transcript=_transcript(engine.texts, request, prompt),
-    )
+def is_complete(item: Item) -> bool:
+    """Whether a resumed answer had been generated to its end already."""
+    return item.replayed is not None and item.replayed.finish_reason is not None
 
 
 async def hand_off(
-    reply: Reply, answer: Answer, request_id: str, room: int, first: Callable[[], None]
+    job: Job, replies: Replies, answer: Answer, headers: Headers, request_id: str, first: First
 ) -> None:
     """A prefill leg's answer."""
-    delivery = await reply.next()
-    while not delivery.handed_off:
-        delivery = await reply.next()
+    waiting = {place for place, item in enumerate(job.items) if not is_complete(item)}
+    while waiting:
+        waiting -= {place for place, delivery in await replies.next() if delivery.handed_off}
     first()
-    await answer.json(openai.handed_off(request_id, room))
+    await answer.json(openai.handed_off(request_id, job.rooms), headers=headers())
 
 
 async def stream(
-    job: Job, reply: Reply, answer: Answer, headers: Mapping[str, str], first: Callable[[], None]
+    job: Job,
+    replies: Replies,
+    answer: Answer,
+    headers: Callable[[bool], Mapping[str, str]],
+    first: First,
+    *,
+    with_ids: bool,
 ) -> None:
-    """Send text as it comes, whole events only; ``[DONE]`` after success and never else."""
+    """Send text as it comes, whole events only; ``[DONE]`` after success and never else.
+
+    ``headers`` are asked for when the first output is here; they depend on whether every item has some. ``with_ids``:
+    comments say which tokens the events stand for.
+    """
     begun = False
-    async for piece in _pieces(job, reply):
-        events: list[object] = []
+    async for news in _news(job, replies):
+        events: list[bytes] = []
         if not begun:
             first()
-            await answer.begin_stream(headers)
-            events += job.shape.opening()
+            await answer.begin_stream(headers(len({item.choice.index for item, _ in news}) == len(job.items)))
+            events += _opening(job, with_ids=with_ids)
             begun = True
-        if piece.text:
-            events.append(job.shape.piece(piece.text))
-        if piece.finish_reason is not None:
-            events += job.shape.closing(piece.finish_reason, job.transcript.usage)
-            await answer.finish_stream(b"".join(map(openai.event, events)) + openai.DONE)
+        for item, piece in news:
+            events += _events(job, item, piece, with_ids=with_ids)
+        if all(item.choice.finish_reason is not None for item in job.items):
+            events += map(openai.event, job.shape.closing(job.usage))
+            await answer.finish_stream(b"".join(events) + openai.DONE)
         elif events:
-            await answer.stream(b"".join(map(openai.event, events)))
+            await answer.stream(b"".join(events))
 
 
 async def whole(
-    job: Job, reply: Reply, answer: Answer, *, early_head: bool, first: Callable[[], None]
+    job: Job, replies: Replies, answer: Answer, headers: Headers, first: First, *, early_head: bool
 ) -> None:
-    """Collect the text and send it once; with ``early_head`` the head leaves at the first output."""
-    texts: list[str] = []
-    async for piece in _pieces(job, reply):
-        if not texts:
+    """Collect the text and send it once; with ``early_head`` the head leaves when every item has some output."""
+    silent = {item.choice.index for item in job.items}
+    async for news in _news(job, replies):
+        if len(silent) == len(job.items):
             first()
-            if early_head:
-                await answer.begin_json(KV_RECEIVED)
-        texts.append(piece.text)
-        if piece.finish_reason is not None:
-            document = job.shape.whole("".join(texts), piece.finish_reason, job.transcript.usage)
-            await (answer.finish_json(document) if early_head else answer.json(document))
+        if silent:
+            silent -= {item.choice.index for item, _ in news}
+            if not silent and early_head:
+                await answer.begin_json({**headers(), **KV_RECEIVED})
+    document = job.shape.whole([item.choice for item in job.items], job.usage)
+    await (answer.finish_json(document) if early_head else answer.json(document, headers=headers()))
 
 
-async def _pieces(job: Job, reply: Reply) -> AsyncIterator[Piece]:
-    """Pieces up to and including the one with a finish reason; by then the rank works on it no longer."""
-    while True:
-        delivery = await reply.next()
-        piece = job.transcript.push(delivery.token_ids, delivery.finish_reason)
-        if piece.finish_reason is not None:
-            reply.leave()  # a stop string, which only the text shows; the client may be slow to read the rest
-        yield piece
-        if piece.finish_reason is not None:
-            return
+async def _news(job: Job, replies: Replies) -> AsyncIterator[News]:
+    """What is new, until every item has ended; by then no rank works on an item that has."""
+    replayed = [(item, item.replayed) for item in job.items if item.replayed is not None]
+    for item, piece in replayed:
+        item.choice.add(piece)
+    running = [item for item in job.items if not is_complete(item)]
+    open_items = len(running)
+    if not running:
+        yield replayed
+        return
+    while open_items:
+        news: News = []
+        for place, delivery in await replies.next():
+            item = running[place]
+            piece = item.transcript.push(delivery.token_ids, delivery.finish_reason, delivery.logprobs)
+            item.choice.add(piece)
+            item.choice.cached_tokens += delivery.cached_tokens
+            if piece.finish_reason is not None:
+                open_items -= 1
+                replies.leave(
+                    place
+                )  # a stop string, which only the text shows; the client may be slow to read
+            news.append((item, piece))
+        if news:
+            yield [*replayed, *news]
+            replayed = []
 
 
-async def _tokens(texts: Texts, prompt: Prompt, context_length: int) -> tuple[int, ...]:
-    """The prompt's tokens; long text is encoded off the loop, and not at all when it cannot fit the context."""
-    if isinstance(prompt, tuple):
-        return prompt
-    field = "messages" if isinstance(prompt, Conversation) else "prompt"
-    if isinstance(prompt, Conversation):
-        length = sum(len(message["content"]) for message in prompt.messages)
-        encode = partial(texts.encode_chat, prompt.messages)
-    else:
-        length = len(prompt)
-        encode = partial(texts.encode, prompt)
-    fewest = length // texts.longest_token_bytes
-    if fewest >= context_length:
-        message = f"the context is {context_length} tokens long, but {field} has at least {fewest}"
-        raise ApiError("context_length_exceeded", message, param=field)
-    tokens = await asyncio.to_thread(encode) if length > LONG_TEXT else encode()
-    if not tokens:
-        raise ApiError("invalid_request", f"{field} has no tokens", param=field)
-    return tuple(tokens)
+def _opening(job: Job, *, with_ids: bool) -> list[bytes]:
+    events = [openai.event(document) for document in job.shape.opening([item.choice for item in job.items])]
+    if with_ids:
+        start = job.items[0].start
+        prompt = start.prompt[: len(start.prompt) - start.resumed]
+        events[:1] = [prompt_comment(prompt) + (events[0] if events else b"\n")]
+    return events
 
 
-def recording(engine: Engine, job: Job) -> AbstractContextManager[None]:
-    """Around a job's life: tells decode which DP rank was chosen here."""
-    if engine.choices is None or not job.chosen:
-        return nullcontext()
-    return recorded(engine.choices, job.start.room, job.rank.dp)
-
-
-def _is_chosen_here(engine: Engine, leg: Leg | None) -> bool:
-    return engine.choices is not None and leg is not None and leg.dp_rank is None
-
-
-def _rank(engine: Engine, leg: Leg | None) -> RankPosition:
-    if leg is None or engine.state.role != "prefill":
-        return engine.ranks.least_held_rank()
-    return RankPosition(legs.choose_dp_rank(leg, engine.state.dp_size), 0, 0)
-
-
-def _sampling(request: GenerationRequest) -> Sampling:
-    return Sampling(
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        seed=secrets.randbits(SEED_BITS) if request.seed is None else request.seed,
-    )
-
-
-def _limits(request: GenerationRequest, budget: int, eos: tuple[int, ...]) -> Limits:
-    """``ignore_eos`` leaves the client's own stop tokens in force."""
-    own = () if request.ignore_eos else eos
-    ids = tuple(dict.fromkeys((*own, *request.stop_token_ids)))
-    return Limits(max_tokens=budget, stop_token_ids=ids, ignore_eos=not ids)
-
-
-def _head(engine: Engine, request: GenerationRequest, request_id: str, room: int | None) -> Head:
-    return Head(
-        id=openai.answer_id(request.api, secrets.token_hex(12)),
-        created=int(engine.clock.wall()),
-        model=request.model or engine.state.models[0],
-        include_usage=request.include_usage,
-        request_id=request_id,
-        room=room,
-    )
-
-
-def _transcript(texts: Texts, request: GenerationRequest, prompt: tuple[int, ...]) -> Transcript:
-    return Transcript(
-        texts.detokenizer(prompt),
-        StopStrings(request.stop),
-        prompt_tokens=len(prompt),
-        silent_ids=frozenset((*texts.eos_token_ids, *request.stop_token_ids)),
-    )
+def _events(job: Job, item: Item, piece: Piece, *, with_ids: bool) -> list[bytes]:
+    events = [openai.event(document) for document in job.shape.piece(item.choice, piece)]
+    if with_ids and piece.token_ids:
+        events[:1] = [output_comment(piece.token_ids) + (events[0] if events else b"\n")]
+    return events

@@ -27,7 +27,7 @@ from pdcore.config import EngineConfig
 from pdcore.engine.app import create_app
 from pdcore.engine.bootstrap import bootstrap_app, rooms_of
 from pdcore.engine.ending import OK, RANK_DIED, REFUSED, SUPERSEDED, TERMINATED, Ending
-from pdcore.engine.generation import Engine
+from pdcore.engine.engine import Engine
 from pdcore.engine.metrics import Metrics
 from pdcore.engine.obedience import Deeds, Obedience
 from pdcore.engine.own_instance import OwnInstance
@@ -344,6 +344,7 @@ class Leader:
             ranks=self._dispatch,
             peers=Peers(self._fleet, lambda: self._state.record, self._rooms.lookup),
             metrics=Metrics(lambda: self._dispatch.stats, self._follower.view_age_s),
+            load=self._instance.load,
             clock=self._clock,
             max_body_bytes=config.max_body_bytes,
             request_timeout_s=config.request_timeout_s,

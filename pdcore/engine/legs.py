@@ -5,11 +5,11 @@ The internal name of a request is never a client's text: :func:`public_request_i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
-from pdcore.engine.fields import Body, integer, text
+from pdcore.engine.fields import Body, integer, text, wrong
 from pdcore.errors import ApiError
 from pdcore.topology.records import Role
 
@@ -23,6 +23,7 @@ PREFILL_INCARNATION: Final = "x-pdcore-prefill-incarnation"
 DECODE_INCARNATION: Final = "x-pdcore-decode-incarnation"
 REMAINING_MS: Final = "x-pdcore-remaining-ms"
 KV: Final = "x-pdcore-kv"
+LEG_FIELDS: Final = ("bootstrap_room", "bootstrap_host", "bootstrap_port", "disagg_prefill_dp_rank")
 
 Phase = Literal["starting", "serving", "draining", "failed"]
 Headers = Mapping[str, str]
@@ -58,9 +59,49 @@ def parse_leg(body: Body) -> Leg:
     )
 
 
-def parse_room(body: Body) -> int | None:
-    """The room of a request to a unified engine: only echoed, but checked."""
-    return integer(body, "bootstrap_room", 1, HIGHEST_ROOM)
+def parse_legs(body: Body, items: int) -> tuple[Leg, ...]:
+    """The leg of each of a request's ``items`` answers, or ApiError 400 naming the field.
+
+    Several have lists of rooms; the other fields are lists of equal length, or one value for all. They all go the same
+    way, and no two have the same room.
+    """
+    found = tuple(parse_leg(each) for each in _each(body, items))
+    _check_distinct([leg.room for leg in found])
+    for name in ("host", "port"):
+        if len({getattr(leg, name) for leg in found}) > 1:
+            raise wrong(f"bootstrap_{name}", "must name the same prefill instance for every prompt")
+    return found
+
+
+def parse_rooms(body: Body, items: int) -> tuple[int | None, ...]:
+    """The rooms of a request to a unified engine: only echoed, but checked."""
+    if body.get("bootstrap_room") is None:
+        return (None,) * items
+    found = tuple(integer(each, "bootstrap_room", 1, HIGHEST_ROOM) for each in _each(body, items))
+    _check_distinct(found)
+    return found
+
+
+def _each(body: Body, items: int) -> list[Body]:
+    """The bootstrap fields of each item."""
+    fields = {name: body[name] for name in LEG_FIELDS if body.get(name) is not None}
+    if items == 1:
+        return [fields]
+    for name, value in fields.items():
+        if isinstance(value, list) and len(value) != items:
+            raise wrong(name, f"has {len(value)} entries for {items} answers")
+    room = fields.get("bootstrap_room")
+    if room is not None and not isinstance(room, list):
+        raise wrong("bootstrap_room", f"must be a list of {items} rooms, one for each answer", room)
+    return [
+        {name: value[item] if isinstance(value, list) else value for name, value in fields.items()}
+        for item in range(items)
+    ]
+
+
+def _check_distinct(rooms: Sequence[int | None]) -> None:
+    if len(set(rooms)) < len(rooms):
+        raise wrong("bootstrap_room", "has the same room twice")
 
 
 def choose_dp_rank(leg: Leg, dp_size: int) -> int:

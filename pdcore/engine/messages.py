@@ -95,13 +95,15 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     """New tokens of one request. ``finish_reason`` (stop, length) comes with the last ones.
 
     The first output of a decode request also says that its KV arrived. ``logprobs`` has one entry per token if the
-    request asked for them, else none.
+    request asked for them, else none. ``cached_tokens``, on the first output, are those of the prompt whose KV was
+    there before.
     """
 
     request_id: str
     token_ids: tuple[int, ...]
     finish_reason: str | None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    cached_tokens: int = 0
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
@@ -168,6 +170,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     steps: int
     kv_blocks_total: int = 0
     kv_blocks_used: int = 0
+    kv_blocks_cached: int = 0
     kv_blocks_quarantined: int = 0
     slots_total: int = 0
     slots_used: int = 0
@@ -182,6 +185,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
     handoffs_failed: int = 0
     prefill_tokens: int = 0
     output_tokens: int = 0
+    prefix_tokens: int = 0
+    prefix_hit_tokens: int = 0
     request_failures: dict[str, int] = {}
     transfer_failures: tuple[PathFailures, ...] = ()
     peers_down: tuple[PeerDown, ...] = ()

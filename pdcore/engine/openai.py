@@ -1,17 +1,21 @@
-"""Shapes of answers: OpenAI's two, and ``/generate``'s own. Pure: values in, dictionaries out.
+"""OpenAI's two shapes of answers, and what all shapes share. Pure: values in, dictionaries out.
 
-A :class:`Shape` belongs to one request. It gives the whole answer, or the pieces of a stream in the order: ``opening``
-(may be nothing), ``piece`` for each new text, ``closing`` (finish reason, then usage if asked for).
+A :class:`Shape` belongs to one request, which may have several choices. It gives the whole answer, or the documents of a
+stream in the order: ``opening`` (may be nothing), ``piece`` for what is new of a choice, ``closing`` (usage if asked
+for).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import msgspec
 
+from pdcore.engine.logprobs import Scored, chat_logprobs, completion_logprobs
 from pdcore.engine.requests import Api
+from pdcore.engine.transcript import Piece
 
 Json = dict[str, object]
 
@@ -20,10 +24,11 @@ DONE: Final = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens of one request."""
+    """Tokens of one request. ``cached_tokens`` of its prompts did not have to be computed."""
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
 
     def document(self) -> Json:
         """As OpenAI writes it."""
@@ -31,41 +36,72 @@ class Usage:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What every document of one answer repeats. ``created`` is in seconds since 1970."""
+    """What every document of one answer repeats. ``created`` is in seconds since 1970; ``rooms`` are of its choices.
+
+    ``logprobs``: whether they were asked for. ``resumes``: whether the client has the beginning already.
+    """
 
     id: str
     created: int
     model: str
     include_usage: bool = False
+    logprobs: bool = False
+    resumes: bool = False
     request_id: str = ""
-    room: int | None = None
+    rooms: tuple[int | None, ...] = (None,)
+
+
+@dataclass(slots=True, kw_only=True)
+class Choice:
+    """One of a request's answers, collected from its pieces."""
+
+    index: int
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    @property
+    def text(self) -> str:
+        """So far."""
+        return "".join(self.texts)
+
+    def add(self, piece: Piece) -> None:
+        """What came next."""
+        self.texts.append(piece.text)
+        self.token_ids += piece.token_ids
+        self.scored += piece.scored
+        self.completion_tokens += len(piece.token_ids)
+        self.finish_reason = piece.finish_reason
 
 
 class Shape(Protocol):
     """How one endpoint writes an answer."""
 
-    def whole(self, text: str, finish_reason: str, usage: Usage) -> Json: ...
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> object:
+        """The complete answer."""
+        ...
 
-    def opening(self) -> tuple[Json, ...]: ...
+    def opening(self, choices: Sequence[Choice]) -> tuple[Json, ...]:
+        """What comes before any text of a stream."""
+        ...
 
-    def piece(self, text: str) -> Json: ...
+    def piece(self, choice: Choice, piece: Piece) -> tuple[Json, ...]:
+        """``piece`` is new of ``choice``, which has it already."""
+        ...
 
-    def closing(self, finish_reason: str, usage: Usage) -> tuple[Json, ...]: ...
-
-
-def shape(api: Api, head: Head) -> Shape:
-    """The answer shape of ``api``."""
-    shapes: dict[Api, type[ChatShape] | type[CompletionShape] | type[GenerateShape]] = {
-        "chat": ChatShape,
-        "completions": CompletionShape,
-        "generate": GenerateShape,
-    }
-    return shapes[api](head)
+    def closing(self, usage: Usage) -> tuple[Json, ...]:
+        """What comes after the last piece of a stream."""
+        ...
 
 
 def answer_id(api: Api, unique: str) -> str:
@@ -79,22 +115,40 @@ class ChatShape:
 
     head: Head
 
-    def whole(self, text: str, finish_reason: str, usage: Usage) -> Json:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
-        return _document(self.head, "chat.completion", [choice]) | {"usage": usage.document()}
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> object:
+        return _whole(self.head, "chat.completion", [self._choice(one) for one in choices], usage)
 
-    def opening(self) -> tuple[Json, ...]:
-        return (self._chunk({"role": "assistant", "content": ""}, None),)
+    def opening(self, choices: Sequence[Choice]) -> tuple[Json, ...]:
+        if self.head.resumes:
+            return ()
+        return tuple(self._chunk(one.index, {"role": "assistant", "content": ""}) for one in choices)
 
-    def piece(self, text: str) -> Json:
-        return self._chunk({"content": text}, None)
+    def piece(self, choice: Choice, piece: Piece) -> tuple[Json, ...]:
+        documents = []
+        if piece.text or piece.scored:
+            documents.append(self._chunk(choice.index, {"content": piece.text}, scored=piece.scored))
+        if piece.finish_reason is not None:
+            documents.append(self._chunk(choice.index, {}, piece.finish_reason))
+        return tuple(documents)
 
-    def closing(self, finish_reason: str, usage: Usage) -> tuple[Json, ...]:
-        return self._chunk({}, finish_reason), *_usage_chunk(self.head, "chat.completion.chunk", usage)
+    def closing(self, usage: Usage) -> tuple[Json, ...]:
+        return _usage_chunk(self.head, "chat.completion.chunk", usage)
 
-    def _chunk(self, delta: Json, finish_reason: str | None) -> Json:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _choice(self, one: Choice) -> Json:
+        message = {"role": "assistant", "content": one.text, "refusal": None}
+        logprobs = chat_logprobs(one.scored) if self.head.logprobs else None
+        return {
+            "index": one.index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": one.finish_reason,
+        }
+
+    def _chunk(
+        self, index: int, delta: Json, finish_reason: str | None = None, scored: Sequence[Scored] = ()
+    ) -> Json:
+        logprobs = chat_logprobs(scored) if scored else None
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return _chunk(self.head, "chat.completion.chunk", choice)
 
 
@@ -104,58 +158,47 @@ class CompletionShape:
 
     head: Head
 
-    def whole(self, text: str, finish_reason: str, usage: Usage) -> Json:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
-        return _document(self.head, "text_completion", [choice]) | {"usage": usage.document()}
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> object:
+        return _whole(self.head, "text_completion", [self._choice(one) for one in choices], usage)
 
-    def opening(self) -> tuple[Json, ...]:
+    def opening(self, choices: Sequence[Choice]) -> tuple[Json, ...]:
         return ()
 
-    def piece(self, text: str) -> Json:
-        return self._chunk(text, None)
+    def piece(self, choice: Choice, piece: Piece) -> tuple[Json, ...]:
+        documents = []
+        if piece.text or piece.scored:
+            documents.append(self._chunk(choice.index, piece.text, scored=piece.scored))
+        if piece.finish_reason is not None:
+            documents.append(self._chunk(choice.index, "", piece.finish_reason))
+        return tuple(documents)
 
-    def closing(self, finish_reason: str, usage: Usage) -> tuple[Json, ...]:
-        return self._chunk("", finish_reason), *_usage_chunk(self.head, "text_completion", usage)
+    def closing(self, usage: Usage) -> tuple[Json, ...]:
+        return _usage_chunk(self.head, "text_completion", usage)
 
-    def _chunk(self, text: str, finish_reason: str | None) -> Json:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def _choice(self, one: Choice) -> Json:
+        logprobs = completion_logprobs(one.scored) if self.head.logprobs else None
+        return {
+            "index": one.index,
+            "text": one.text,
+            "logprobs": logprobs,
+            "finish_reason": one.finish_reason,
+        }
+
+    def _chunk(
+        self, index: int, text: str, finish_reason: str | None = None, scored: Sequence[Scored] = ()
+    ) -> Json:
+        logprobs = completion_logprobs(scored) if scored else None
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
         return _chunk(self.head, "text_completion", choice)
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateShape:
-    """``/generate``: ``output`` is the text, or in a stream what is new of it."""
-
-    head: Head
-
-    def whole(self, text: str, finish_reason: str, usage: Usage) -> Json:
-        return {
-            "request_id": self.head.request_id,
-            "bootstrap_room": self.head.room,
-            "output": text,
-            "finish_reason": finish_reason,
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-        }
-
-    def opening(self) -> tuple[Json, ...]:
-        return ()
-
-    def piece(self, text: str) -> Json:
-        return {
-            "request_id": self.head.request_id,
-            "bootstrap_room": self.head.room,
-            "output": text,
-            "finish_reason": None,
-        }
-
-    def closing(self, finish_reason: str, usage: Usage) -> tuple[Json, ...]:
-        return (self.whole("", finish_reason, usage),)
-
-
-def handed_off(request_id: str, room: int) -> Json:
+def handed_off(request_id: str, rooms: Sequence[int]) -> Json:
     """A prefill leg's answer: the KV cache is in the decode instance's memory."""
-    return {"request_id": request_id, "bootstrap_room": room, "accepted": True}
+    return {
+        "request_id": request_id,
+        "bootstrap_room": rooms[0] if len(rooms) == 1 else list(rooms),
+        "accepted": True,
+    }
 
 
 def models(names: tuple[str, ...], created: int, context_length: int) -> Json:
@@ -191,6 +234,10 @@ def _document(head: Head, kind: str, choices: list[Json]) -> Json:
         "model": head.model,
         "choices": choices,
     }
+
+
+def _whole(head: Head, kind: str, choices: list[Json], usage: Usage) -> Json:
+    return _document(head, kind, choices) | {"usage": usage.document()}
 
 
 def _chunk(head: Head, kind: str, choice: Json) -> Json:

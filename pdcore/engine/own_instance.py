@@ -14,9 +14,10 @@ from pdcore.clock import Clock
 from pdcore.engine.departure import has_lost_a_rank, wait_until
 from pdcore.engine.dispatch import Dispatch
 from pdcore.engine.ending import RANK_DIED, REFUSED, Ending
+from pdcore.engine.load import Load
 from pdcore.engine.local_ranks import LocalRanks, Machine, how
 from pdcore.engine.meeting import open_meeting
-from pdcore.engine.messages import Ready
+from pdcore.engine.messages import Ready, Stats
 from pdcore.engine.parents import FollowerParents
 from pdcore.engine.peers import View
 from pdcore.engine.records import by_node
@@ -50,6 +51,7 @@ class OwnInstance:
         self._open = AsyncExitStack()
         self.ranks = LocalRanks(rank_command)
         self._vitals = Vitals(SILENT_TTLS * startup.config.lease_ttl_s)
+        self.load = Load()
 
     async def __aenter__(self) -> Self:
         startup, placement, secret = self._startup, self._startup.placement, self._startup.config.curve_secret
@@ -62,7 +64,7 @@ class OwnInstance:
                     meeting.dispatch,
                     placement.sizes.positions(),
                     max_held=startup.config.max_queue,
-                    heard=lambda rank, stats: self._vitals.heard(rank, stats, self._clock.now()),
+                    heard=self._heard,
                     secret=secret,
                 )
             )
@@ -103,6 +105,11 @@ class OwnInstance:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._open.__aexit__(kind, error, trace)
+
+    def _heard(self, rank: RankPosition, stats: Stats) -> None:
+        now = self._clock.now()
+        self._vitals.heard(rank, stats, now)
+        self.load.heard(rank, stats, now)
 
     def trouble(self) -> str | None:
         """What is wrong with the ranks now, as a sentence; None when nothing is."""

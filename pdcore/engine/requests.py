@@ -1,19 +1,36 @@
 """What a client may ask for: bodies of the three generation endpoints, parsed and refused. Pure.
 
 Unknown fields are ignored. A known field that this engine cannot honour is refused by name, unless its value asks
-for nothing (``n: 1``, ``logprobs: false``). Every refusal is an :class:`~pdcore.errors.ApiError` whose ``param`` is the
-field. ``null`` means "not given" for every field.
+for nothing (``echo: false``). Every refusal is an :class:`~pdcore.errors.ApiError` that names the field, also in its
+``param``, and the value. ``null`` means "not given" for every field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import msgspec
 
-from pdcore.engine.fields import Body, boolean, integer, kind_of, number, shortened, text, wrong
+from pdcore.engine import sglang
+from pdcore.engine.fields import (
+    Body,
+    boolean,
+    integer,
+    kind_of,
+    listed,
+    mapping,
+    number,
+    text,
+    token_ids,
+    wrong,
+)
+from pdcore.engine.messages import Sampling
+from pdcore.engine.prompts import LONGEST_NAME, Conversation, Prompt, completion_prompts, conversation
+from pdcore.engine.resumption import Resumption, resumption
+from pdcore.engine.transfer.orders import MAX_TOP_LOGPROBS
+from pdcore.engine.unsupported import refuse_unsupported
 from pdcore.errors import ApiError
 
 Api = Literal["chat", "completions", "generate"]
@@ -21,47 +38,55 @@ Api = Literal["chat", "completions", "generate"]
 MOST_STOPS: Final = 4
 LONGEST_STOP: Final = 256
 MOST_STOP_TOKEN_IDS: Final = 16
-MOST_MESSAGES: Final = 4096
+MOST_BIASES: Final = 1024
+MOST_SAMPLES: Final = 128
+MOST_ITEMS: Final = 1024
 MOST_TOKENS: Final = 1 << 24
-LONGEST_NAME: Final = 256
 COMPLETIONS_DEFAULT_TOKENS: Final = 16
 SEED_BITS: Final = 63
-ROLES: Final = ("system", "developer", "user", "assistant", "tool")
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """A chat: each message has ``role`` and ``content``, both text."""
-
-    messages: tuple[Mapping[str, str], ...]
-
-
-Prompt = str | tuple[int, ...] | Conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One request for text. ``model`` None: the engine's own. ``max_tokens`` None: see :meth:`token_budget`.
+    """One request for text: ``samples`` answers for each of ``prompts``, all sampled alike but for their seeds.
 
-    ``seed`` None: nobody cares; otherwise 0 … 2^63-1. ``top_k`` 0 is no limit.
+    ``model`` None: the engine's own. ``max_tokens`` None: see :meth:`token_budget`. ``seed`` None: nobody cares;
+    otherwise 0 … 2^63-1, and the one in ``sampling`` means nothing. ``is_sglang``: asked, and to be answered, in the
+    form of SGLang's ``/generate``.
     """
 
     api: Api
     model: str | None
-    prompt: Prompt
+    prompts: tuple[Prompt, ...]
+    samples: int
     max_tokens: int | None
-    temperature: float
-    top_p: float
-    top_k: int
+    min_tokens: int
+    sampling: Sampling
     seed: int | None
     stop: tuple[str, ...]
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
     stream: bool
     include_usage: bool
+    is_sglang: bool = False
+    resume: Resumption | None = None
 
-    def token_budget(self, prompt_tokens: int, context_length: int, room_for: int) -> int:
-        """How many tokens may be generated. ApiError 400 when prompt and ``max_tokens`` exceed the context.
+    @property
+    def items(self) -> int:
+        """How many answers: one for each (prompt, sample)."""
+        return len(self.prompts) * self.samples
+
+    def field_of(self, prompt: int) -> str:
+        """Where the body has that prompt, for an error."""
+        if isinstance(self.prompts[prompt], Conversation):
+            return "messages"
+        name = "prompt"
+        if self.is_sglang:
+            name = "text" if isinstance(self.prompts[prompt], str) else "input_ids"
+        return name if len(self.prompts) == 1 else f"{name}[{prompt}]"
+
+    def token_budget(self, prompt_tokens: int, context_length: int, room_for: int, *, field: str) -> int:
+        """How many tokens may be generated. ApiError 400 when ``field`` and ``max_tokens`` exceed the context.
 
         Without ``max_tokens`` a chat may fill the context, the others get 16 tokens; neither more than ``room_for``.
         """
@@ -71,8 +96,8 @@ class GenerationRequest:
             asked = "" if self.max_tokens is None else f" and max_tokens is {self.max_tokens}"
             raise ApiError(
                 "context_length_exceeded",
-                f"the context is {context_length} tokens long, but the prompt has {prompt_tokens}{asked}",
-                param="messages" if self.api == "chat" else "prompt",
+                f"the context is {context_length} tokens long, but {field} has {prompt_tokens}{asked}",
+                param=field,
             )
         if self.max_tokens is not None:
             return self.max_tokens
@@ -97,192 +122,125 @@ def decode_body(raw: bytes) -> Body:
 
 def parse(api: Api, body: Body, *, vocab_size: int) -> GenerationRequest:
     """The request in ``body``, or ApiError 400 naming the field. Token ids must be below ``vocab_size``."""
-    _refuse_unsupported(api, body)
-    temperature = number(body, "temperature", 0, 2)
-    top_p = number(body, "top_p", 0, 1)
-    if top_p == 0:
-        raise wrong("top_p", "must be greater than 0 and at most 1")
-    return GenerationRequest(
+    refuse_unsupported(body)
+    if api != "generate" or not sglang.is_form(body):
+        return _parse(api, body, _prompts(api, body, vocab_size), vocab_size)
+    prompts = sglang.prompts(body, vocab_size)
+    own = sglang.as_own(body, len(prompts))
+    try:
+        refuse_unsupported(own)
+        return _parse(api, own, prompts, vocab_size, is_sglang=True)
+    except ApiError as error:
+        raise sglang.in_its_words(error, body) from None
+
+
+def _parse(
+    api: Api, body: Body, prompts: tuple[Prompt, ...], vocab_size: int, *, is_sglang: bool = False
+) -> GenerationRequest:
+    max_tokens = _max_tokens(body)
+    request = GenerationRequest(
         api=api,
-        model=_model(body),
-        prompt=_messages(body) if api == "chat" else _prompt(body, vocab_size),
-        max_tokens=_max_tokens(body),
-        temperature=1.0 if temperature is None else temperature,
-        top_p=1.0 if top_p is None else top_p,
-        top_k=max(0, integer(body, "top_k", -1, MOST_TOKENS) or 0),
+        model=text(body, "model", LONGEST_NAME),
+        prompts=prompts,
+        samples=_samples(body, len(prompts)),
+        max_tokens=max_tokens,
+        min_tokens=_min_tokens(body, max_tokens),
+        sampling=_sampling(api, body, vocab_size),
         seed=_seed(body),
         stop=_stop(body),
         stop_token_ids=_stop_token_ids(body, vocab_size),
         ignore_eos=boolean(body, "ignore_eos"),
         stream=boolean(body, "stream"),
-        include_usage=_include_usage(body),
+        include_usage=boolean(mapping(body, "stream_options"), "include_usage"),
+        is_sglang=is_sglang,
+        resume=resumption(body, vocab_size),
+    )
+    if request.resume is not None:
+        _check_resumable(request)
+    return request
+
+
+def _prompts(api: Api, body: Body, vocab_size: int) -> tuple[Prompt, ...]:
+    for name in ("prompt", "text", "input_ids") if api == "chat" else ("messages", "text", "input_ids"):
+        value = body.get(name)
+        if value is not None and value != {}:  # newer OpenAI clients say how ``text`` is to be formatted
+            raise wrong(name, f"is not a field of this endpoint ({api})")
+    return (conversation(body),) if api == "chat" else completion_prompts(body, vocab_size)
+
+
+def _check_resumable(request: GenerationRequest) -> None:
+    if request.is_sglang:
+        raise wrong("resume", "is not for this form of /generate, whose events repeat the whole text")
+    if request.items > 1:
+        raise wrong("resume", f"is for one answer, and this request asks for {request.items}")
+    if not request.stream:
+        raise wrong("resume", "is for streams: what is not streamed is asked for again")
+
+
+def _samples(body: Body, prompts: int) -> int:
+    samples = integer(body, "n", 1, MOST_SAMPLES) or 1
+    best_of = integer(body, "best_of", 1, MOST_SAMPLES)
+    if best_of not in (None, samples):
+        raise wrong("best_of", f"must be n ({samples}): only answers that are sent back are made", best_of)
+    if prompts * samples > MOST_ITEMS:
+        raise wrong("n", f"asks for {prompts * samples} answers; at most {MOST_ITEMS} are supported")
+    return samples
+
+
+# choosing tokens
+
+
+def _sampling(api: Api, body: Body, vocab_size: int) -> Sampling:
+    temperature = number(body, "temperature", 0, 2)
+    return Sampling(
+        temperature=1.0 if temperature is None else temperature,
+        top_p=_positive(body, "top_p", 1, 1.0),
+        top_k=max(0, integer(body, "top_k", -1, MOST_TOKENS) or 0),
+        min_p=number(body, "min_p", 0, 1) or 0.0,
+        presence_penalty=number(body, "presence_penalty", -2, 2) or 0.0,
+        frequency_penalty=number(body, "frequency_penalty", -2, 2) or 0.0,
+        repetition_penalty=_positive(body, "repetition_penalty", 10, 1.0),
+        bias=_bias(body, vocab_size),
+        top_logprobs=_top_logprobs(api, body),
+        seed=0,
     )
 
 
-def _model(body: Body) -> str | None:
-    return text(body, "model", LONGEST_NAME)
+def _positive(body: Body, name: str, high: float, default: float) -> float:
+    value = number(body, name, 0, high)
+    if value == 0:
+        raise wrong(name, f"must be greater than 0 and at most {high:g}", value)
+    return default if value is None else value
 
 
-# what this engine cannot do, field by field: the values that ask for nothing
-
-_Neutral = Callable[[object], bool]
-
-
-def _is_one_of(*values: object) -> _Neutral:
-    def neutral(value: object) -> bool:
-        return any(type(value) is type(v) and value == v for v in values)
-
-    return neutral
+def _bias(body: Body, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    given = mapping(body, "logit_bias")
+    if len(given) > MOST_BIASES:
+        raise wrong("logit_bias", f"holds {len(given)} token ids; at most {MOST_BIASES} are supported")
+    return tuple((_bias_id(name, vocab_size), number(given, name, -100, 100) or 0.0) for name in given)
 
 
-def _is_number(wanted: float) -> _Neutral:
-    def neutral(value: object) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and value == wanted
-
-    return neutral
-
-
-def _is_empty(value: object) -> bool:
-    return isinstance(value, list | dict | str) and not value
+def _bias_id(name: str, vocab_size: int) -> int:
+    if not (name.isascii() and name.isdigit() and len(name) < 12 and int(name) < vocab_size):
+        raise wrong("logit_bias", f"holds a key that is no token id from 0 to {vocab_size - 1}", name)
+    return int(name)
 
 
-def _is_text_format(value: object) -> bool:
-    return isinstance(value, dict) and value.get("type") == "text"
-
-
-_UNSUPPORTED: Final[Mapping[str, _Neutral]] = {
-    "n": _is_one_of(1),
-    "best_of": _is_one_of(1),
-    "logprobs": _is_one_of(False),
-    "top_logprobs": _is_one_of(0),
-    "prompt_logprobs": _is_one_of(False),
-    "echo": _is_one_of(False),
-    "suffix": _is_empty,
-    "tools": _is_empty,
-    "tool_choice": _is_one_of("none", "auto"),
-    "functions": _is_empty,
-    "function_call": _is_one_of("none", "auto"),
-    "response_format": _is_text_format,
-    "presence_penalty": _is_number(0),
-    "frequency_penalty": _is_number(0),
-    "repetition_penalty": _is_number(1),
-    "logit_bias": _is_empty,
-    "min_tokens": _is_one_of(0),
-    "min_p": _is_number(0),
-    "use_beam_search": _is_one_of(False),
-    "modalities": _is_one_of(["text"]),
-    "audio": _is_empty,
-    "web_search_options": _is_empty,
-    "guided_json": _is_empty,
-    "guided_regex": _is_empty,
-    "guided_choice": _is_empty,
-    "guided_grammar": _is_empty,
-    "structured_outputs": _is_empty,
-    "sampling_params": _is_empty,
-    "text": _is_empty,
-    "input_ids": _is_empty,
-}
-
-
-def _refuse_unsupported(api: Api, body: Body) -> None:
-    for name, neutral in _UNSUPPORTED.items():
-        value = body.get(name)
-        if value is not None and not neutral(value):
-            raise wrong(name, "asks for something this engine does not support")
-    for name in ("prompt",) if api == "chat" else ("messages",):
-        if body.get(name) is not None:
-            raise wrong(name, f"is not a field of this endpoint ({api})")
-
-
-# prompts
-
-
-def _prompt(body: Body, vocab_size: int) -> str | tuple[int, ...]:
-    value = body.get("prompt")
-    if value is None:
-        raise wrong("prompt", "is missing")
-    if isinstance(value, str):
-        return _non_empty(value)
-    if not isinstance(value, list):
-        raise wrong("prompt", f"must be a string or a list of token ids, not {kind_of(value)}")
-    if not value:
-        raise wrong("prompt", "is empty")
-    if all(isinstance(item, str) or isinstance(item, list) for item in value):
-        return _only_prompt(value, vocab_size)
-    return _token_ids("prompt", value, vocab_size)
-
-
-def _only_prompt(prompts: list[object], vocab_size: int) -> str | tuple[int, ...]:
-    if len(prompts) > 1:
-        raise wrong("prompt", f"holds {len(prompts)} prompts; one per request is supported")
-    only = prompts[0]
-    if isinstance(only, str):
-        return _non_empty(only)
-    assert isinstance(only, list)
-    if not only:
-        raise wrong("prompt", "is empty")
-    return _token_ids("prompt", only, vocab_size)
-
-
-def _non_empty(prompt: str) -> str:
-    if not prompt:
-        raise wrong("prompt", "is empty")
-    return prompt
-
-
-def _token_ids(name: str, values: list[object], vocab_size: int) -> tuple[int, ...]:
-    ids: list[int] = []
-    for place, value in enumerate(values):
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise wrong(name, f"holds {kind_of(value)} at {place}; a token id is an integer")
-        if not 0 <= value < vocab_size:
+def _top_logprobs(api: Api, body: Body) -> int | None:
+    """Chat says whether and how many in two fields, the others say how many."""
+    if api != "chat":
+        if body.get("top_logprobs") not in (None, 0):
             raise wrong(
-                name, f"holds {shortened(value)} at {place}; token ids are from 0 to {vocab_size - 1}"
+                "top_logprobs", "is a field of chats; here logprobs says how many", body["top_logprobs"]
             )
-        ids.append(value)
-    return tuple(ids)
-
-
-def _messages(body: Body) -> Conversation:
-    value = body.get("messages")
-    if value is None:
-        raise wrong("messages", "is missing")
-    if not isinstance(value, list):
-        raise wrong("messages", f"must be a list, not {kind_of(value)}")
-    if not 1 <= len(value) <= MOST_MESSAGES:
-        raise wrong("messages", f"must hold 1 to {MOST_MESSAGES} messages, not {len(value)}")
-    return Conversation(tuple(_message(f"messages[{i}]", item) for i, item in enumerate(value)))
-
-
-def _message(place: str, value: object) -> Mapping[str, str]:
-    if not isinstance(value, dict):
-        raise wrong(place, f"must be an object, not {kind_of(value)}")
-    role = value.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise wrong(f"{place}.role", f"must be one of {', '.join(ROLES)}")
-    if value.get("tool_calls"):
-        raise wrong(f"{place}.tool_calls", "asks for something this engine does not support")
-    content = _content(f"{place}.content", value.get("content"))
-    if not content and role != "assistant":
-        raise wrong(f"{place}.content", "is empty")
-    return {"role": role, "content": content}
-
-
-def _content(place: str, value: object) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    if not isinstance(value, list):
-        raise wrong(place, f"must be a string or a list of text parts, not {kind_of(value)}")
-    return "\n".join(_text_part(f"{place}[{i}]", part) for i, part in enumerate(value))
-
-
-def _text_part(place: str, part: object) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text":
-        raise wrong(place, "is no text part; only text is supported")
-    content = part.get("text")
-    if not isinstance(content, str):
-        raise wrong(f"{place}.text", f"must be a string, not {kind_of(content)}")
-    return content
+        wanted = body.get("logprobs")
+        return None if wanted is False else integer(body, "logprobs", 0, MAX_TOP_LOGPROBS)
+    many = integer(body, "top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if boolean(body, "logprobs"):
+        return many or 0
+    if many:
+        raise wrong("top_logprobs", "needs logprobs set to true", many)
+    return None
 
 
 # limits
@@ -296,6 +254,13 @@ def _max_tokens(body: Body) -> int | None:
     return older if newer is None else newer
 
 
+def _min_tokens(body: Body, max_tokens: int | None) -> int:
+    fewest = integer(body, "min_tokens", 0, MOST_TOKENS) or 0
+    if max_tokens is not None and fewest > max_tokens:
+        raise wrong("min_tokens", f"is {fewest}, but max_tokens is {max_tokens}")
+    return fewest
+
+
 def _seed(body: Body) -> int | None:
     seed = integer(body, "seed", -(1 << 63), (1 << 64) - 1)
     return None if seed is None else seed & ((1 << SEED_BITS) - 1)
@@ -305,32 +270,19 @@ def _stop(body: Body) -> tuple[str, ...]:
     value = body.get("stop")
     if value is None:
         return ()
-    stops = value if isinstance(value, list) else [value]
+    stops: Sequence[object] = value if isinstance(value, list) else [value]
     if len(stops) > MOST_STOPS:
         raise wrong("stop", f"holds {len(stops)} strings; at most {MOST_STOPS} are supported")
-    for stop in stops:
-        if not isinstance(stop, str):
-            raise wrong("stop", f"must be a string or a list of strings, not {kind_of(stop)}")
-        if not 0 < len(stop) <= LONGEST_STOP:
-            raise wrong("stop", f"must hold strings of 1 to {LONGEST_STOP} characters")
-    return tuple(stops)
+    return tuple(_stop_string(stop) for stop in stops)
+
+
+def _stop_string(stop: object) -> str:
+    if not isinstance(stop, str):
+        raise wrong("stop", "must be a string or a list of strings", stop)
+    if not 0 < len(stop) <= LONGEST_STOP:
+        raise wrong("stop", f"must hold strings of 1 to {LONGEST_STOP} characters", stop)
+    return stop
 
 
 def _stop_token_ids(body: Body, vocab_size: int) -> tuple[int, ...]:
-    value = body.get("stop_token_ids")
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise wrong("stop_token_ids", f"must be a list, not {kind_of(value)}")
-    if len(value) > MOST_STOP_TOKEN_IDS:
-        raise wrong("stop_token_ids", f"holds {len(value)} ids; at most {MOST_STOP_TOKEN_IDS} are supported")
-    return _token_ids("stop_token_ids", value, vocab_size)
-
-
-def _include_usage(body: Body) -> bool:
-    options = body.get("stream_options")
-    if options is None:
-        return False
-    if not isinstance(options, dict):
-        raise wrong("stream_options", f"must be an object, not {kind_of(options)}")
-    return boolean(options, "include_usage")
+    return token_ids("stop_token_ids", listed(body, "stop_token_ids", MOST_STOP_TOKEN_IDS), vocab_size)

@@ -65,7 +65,12 @@ async def test_a_chat_is_answered_whole(unified: LeaderApp) -> None:
     answer = response.json()
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": "u:hi", "refusal": None}
     assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["usage"] == {"prompt_tokens": 5, "completion_tokens": 4, "total_tokens": 9}
+    assert answer["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": 4,
+        "total_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert response.headers["content-length"] == str(len(response.content))
     assert response.headers["x-request-id"].startswith("req-")
 
@@ -148,9 +153,13 @@ async def test_a_bad_request_id_is_replaced(unified: LeaderApp) -> None:
 
 BAD: list[tuple[dict[str, Any], int, str, str]] = [
     ({"prompt": ""}, 400, "invalid_request", "prompt"),
-    ({"prompt": [""]}, 400, "invalid_request", "prompt"),
+    ({"prompt": [""]}, 400, "invalid_request", "prompt[0]"),
+    ({"prompt": ["a", "x" * 253]}, 400, "context_length_exceeded", "prompt[1]"),
+    ({"n": 0}, 400, "invalid_request", "n"),
+    ({"n": 65}, 400, "invalid_request", "n"),
+    ({"logprobs": "5"}, 400, "invalid_request", "logprobs"),
+    ({"min_tokens": 5}, 400, "invalid_request", "min_tokens"),
     ({"prompt": "\u200b"}, 400, "invalid_request", "prompt"),
-    ({"n": 2}, 400, "invalid_request", "n"),
     ({"max_tokens": "4"}, 400, "invalid_request", "max_tokens"),
     ({"model": "other"}, 404, "model_not_found", "model"),
     ({"prompt": "x" * 253}, 400, "context_length_exceeded", "prompt"),

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pdcore.engine.dispatch import Delivery, Dispatch, DispatchStatistics
+from pdcore.engine.dispatch import Dispatch, DispatchStatistics
 from pdcore.engine.messages import Abort, Failed, HandedOff, Limits, Sampling, Start, Stop
+from pdcore.engine.replies import Delivery
 from pdcore.errors import ApiError, ConfigError
 from pdcore.topology.keys import RankPosition
 from tests.support.eventually import eventually

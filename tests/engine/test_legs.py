@@ -13,7 +13,8 @@ from pdcore.engine.legs import (
     choose_dp_rank,
     parse_expectation,
     parse_leg,
-    parse_room,
+    parse_legs,
+    parse_rooms,
     public_request_id,
     refusal,
     stale_peer,
@@ -34,7 +35,7 @@ def test_a_leg_is_read_from_the_body() -> None:
 @pytest.mark.parametrize("room", [1, 7, 2**63 - 1])
 def test_rooms_are_positive_63_bit_integers(room: int) -> None:
     assert parse_leg(GOOD | {"bootstrap_room": room}).room == room
-    assert parse_room({"bootstrap_room": room}) == room
+    assert parse_rooms({"bootstrap_room": room}, 1) == (room,)
 
 
 @pytest.mark.parametrize(
@@ -49,8 +50,48 @@ def test_rooms_are_positive_63_bit_integers(room: int) -> None:
 def test_hostile_fields_are_refused_by_name(field: str, bad: list[object]) -> None:
     for value in bad:
         with pytest.raises(ApiError) as caught:
-            parse_leg(GOOD | {field: value})
+            parse_legs(GOOD | {field: value}, 1)
         assert (caught.value.status, caught.value.param) == (400, field)
+
+
+MANY: dict[str, Any] = {
+    "bootstrap_room": [7, 8],
+    "bootstrap_host": ["10.0.0.1"] * 2,
+    "bootstrap_port": [18800] * 2,
+    "disagg_prefill_dp_rank": 1,
+}
+
+
+def test_several_answers_have_a_leg_each() -> None:
+    first, second = parse_legs(MANY, 2)
+    assert first == Leg(room=7, host="10.0.0.1", port=18800, dp_rank=1)
+    assert second == Leg(room=8, host="10.0.0.1", port=18800, dp_rank=1)
+    plain = MANY | {"bootstrap_host": "10.0.0.1", "bootstrap_port": 18800, "disagg_prefill_dp_rank": [1, 1]}
+    assert parse_legs(plain, 2) == (first, second)
+    assert parse_rooms({"bootstrap_room": [7, 8]}, 2) == (7, 8)
+    assert parse_rooms({}, 2) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"bootstrap_room": [7, 7]},
+        {"bootstrap_room": [7]},
+        {"bootstrap_room": [7, 8, 9]},
+        {"bootstrap_room": 7},
+        {"bootstrap_room": [7, 0]},
+        {"bootstrap_room": [7, "8"]},
+        {"bootstrap_room": [7, [8]]},
+        {"bootstrap_host": ["10.0.0.1"]},
+        {"bootstrap_host": ["10.0.0.1", "10.0.0.2"]},
+        {"bootstrap_port": [18800, 18801]},
+        {"disagg_prefill_dp_rank": [0]},
+    ],
+)
+def test_legs_that_do_not_fit_their_answers_are_refused_by_name(change: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_legs(MANY | change, 2)
+    assert (caught.value.status, caught.value.param) == (400, next(iter(change)))
 
 
 def test_a_missing_field_is_named() -> None:

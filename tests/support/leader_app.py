@@ -13,8 +13,10 @@ import httpx
 from pdcore.clock import SystemClock
 from pdcore.engine.app import create_app
 from pdcore.engine.dispatch import Dispatch
-from pdcore.engine.generation import Engine
+from pdcore.engine.engine import Engine
 from pdcore.engine.legs import Leg
+from pdcore.engine.load import Load
+from pdcore.engine.messages import Stats
 from pdcore.engine.metrics import Metrics
 from pdcore.engine.state import LeaderState
 from pdcore.engine.transfer.orders import PrefillGroup, PrefillPeer
@@ -103,14 +105,20 @@ async def leader_app(
     drains: list[None] = []
     listener = listen("127.0.0.1", 0, "port")
     port = port_of(listener)
-    with Dispatch(address, [RankPosition(0, 0, 0)], max_held=max_held) as dispatch:
+    load, clock = Load(), SystemClock()
+
+    def heard(rank: RankPosition, stats: Stats) -> None:
+        load.heard(rank, stats, clock.now())
+
+    with Dispatch(address, [RankPosition(0, 0, 0)], max_held=max_held, heard=heard) as dispatch:
         engine = Engine(
             state=state,
             texts=Letters(),
             ranks=dispatch,
             peers=peers,
             metrics=Metrics(lambda: dispatch.stats, lambda: 0.5),
-            clock=SystemClock(),
+            load=load,
+            clock=clock,
             max_body_bytes=max_body_bytes,
             request_timeout_s=request_timeout_s,
             vocab_size=VOCAB_SIZE,

@@ -13,11 +13,25 @@ class Letters:
     eos_token_ids: tuple[int, ...] = (0,)
     longest_token_bytes = 1
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
         return [ord(character) for character in text if character != "\N{ZERO WIDTH SPACE}"]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        return self.encode("".join(f"{m['role'][0]}:{m['content']};" for m in messages))
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None = None,
+        arguments: Mapping[str, object] | None = None,
+    ) -> list[int]:
+        """Messages by their roles' first letters; tools and arguments as their counts, if there are any."""
+        said = "".join(f"{str(m['role'])[0]}:{m['content']};" for m in messages)
+        said += f"t{len(tools)}" if tools else ""
+        return self.encode(said + (f"a{len(arguments)}" if arguments else ""))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return chr(token_id).encode() if token_id else b"<end>"
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> HoldingBack:
         return HoldingBack()

@@ -44,10 +44,16 @@ class ChatTemplate:
             raise refuse(directory, f"the chat template is not valid: {wrong}") from wrong
         return cls(templates, _special_tokens(tokenizer_config))
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        arguments: Mapping[str, object] | None = None,
+    ) -> str:
         """The prompt up to where the assistant's answer begins. ApiError for messages the template refuses.
 
-        A message's keys whose value is None are left out, as a template would print them.
+        A message's keys whose value is None are left out, as a template would print them. ``arguments`` are what else
+        this template may know (``enable_thinking``), and stand in for nothing it is given anyway.
         """
         name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
         template = self._templates.get(name)
@@ -55,9 +61,8 @@ class ChatTemplate:
             raise ApiError("invalid_request", "the model has no chat template; use /v1/completions")
         given = [{key: value for key, value in message.items() if value is not None} for message in messages]
         try:
-            return template.render(
-                **self._tokens, messages=given, tools=tools, documents=None, add_generation_prompt=True
-            )
+            more = {"documents": None, **(arguments or {}), **self._tokens}
+            return template.render({**more, "messages": given, "tools": tools, "add_generation_prompt": True})
         # Templates are programs over a client's messages: a key that is missing, an int where text belongs.
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as wrong:
             message = f"messages: the model's chat template refuses them: {wrong}"

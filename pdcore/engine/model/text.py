@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,9 @@ from pdcore.errors import ApiError
 __all__ = ["Detokenizer", "StopStrings", "TextCodec"]
 
 _TOKENIZER: Final = "tokenizer.json"
+_SPACE: Final = "\N{LOWER ONE EIGHTH BLOCK}"
+_BYTE_TOKEN: Final = re.compile("<0x([0-9A-F]{2})>")
+"""How vocabularies that are not byte-level spell a space, and a byte that is no character."""
 
 
 class TextCodec:
@@ -75,16 +79,30 @@ class TextCodec:
         """How many tokens the tokenizer knows; a model's own vocabulary may be padded beyond it."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a plain prompt, with what the model wants before and after any text (often a BOS token).
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """The tokens of a plain prompt; ``special``: with what the model wants around any text (often a BOS token).
 
         ApiError for text that is not valid Unicode: JSON can spell lone surrogates.
         """
-        return self._encode(text, add_special_tokens=True)
+        return self._encode(text, add_special_tokens=special)
 
-    def encode_chat(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None = None,
+        arguments: Mapping[str, object] | None = None,
+    ) -> list[int]:
         """The tokens of a conversation up to where the assistant answers; ApiError when the template refuses it."""
-        return self._encode(self._template.render(messages, tools), add_special_tokens=False)
+        return self._encode(self._template.render(messages, tools, arguments), add_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token adds to a text; a special token's name; nothing for an id that is no token."""
+        known = None if self._token_bytes is None else self._token_bytes.get(token_id)
+        if known is not None:
+            return known
+        token = self._tokenizer.id_to_token(token_id) or ""
+        byte = _BYTE_TOKEN.fullmatch(token)
+        return token.replace(_SPACE, " ").encode() if byte is None else bytes.fromhex(byte[1])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens that are all there, special tokens left out."""
