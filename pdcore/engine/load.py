@@ -7,6 +7,7 @@ decides how long it is worth something.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -101,7 +102,7 @@ def load_header(state: LeaderState, stats: StatsByRank, tokens_s: tuple[float, f
         "output_tokens_s": round(tokens_s[1], 1),
         "peers_down": peers[:MOST_PEERS],
     }
-    return msgspec.json.encode(document).decode("ascii", errors="replace")
+    return json.dumps(document, separators=(",", ":"))  # escapes what is not ASCII, as a header needs it
 
 
 def _free(values: Stats) -> int:
