@@ -145,6 +145,12 @@ ENGINE: Final = (
         name="block_size", help="Tokens per KV block.", parse=integer(1, 1024), default="16", metavar="TOKENS"
     ),
     Setting(
+        name="prefix_cache",
+        help="on or off: prompts that begin like earlier ones reuse their KV (prefill and unified).",
+        parse=one_of("on", "off"),
+        default="on",
+    ),
+    Setting(
         name="kv_tokens",
         help="Capacity of the KV cache in tokens; rounded down to whole blocks.",
         parse=integer(16, 1 << 30),
@@ -264,6 +270,7 @@ class EngineConfig(ListenConfig):
     device: str
     dtype: str
     block_size: int
+    prefix_cache: str
     kv_tokens: int
     max_model_len: int | None
     max_batch: int

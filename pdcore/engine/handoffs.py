@@ -141,6 +141,7 @@ class PrefillHandoffs:
                 first_token=handoff.first_token,
                 kv_len=handoff.kv_len,
                 aux=handoff.logprobs,
+                cached_blocks=handoff.cached_blocks,
             )
 
     def give_up(self, failure: Failure) -> Iterator[Effect]:
@@ -188,7 +189,9 @@ class DecodeHandoffs:
                     yield said
 
     def _arrived(self, said: Arrived) -> Iterator[Effect]:
-        arrived = self._scheduler.arrived(said.handoff, said.first_token, said.kv_len)
+        arrived = self._scheduler.arrived(
+            said.handoff, said.first_token, said.kv_len, cached_blocks=said.cached_blocks
+        )
         if arrived is None:
             return
         request, output = arrived

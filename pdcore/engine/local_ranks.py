@@ -74,6 +74,7 @@ class Machine:
             device=config.device,
             dtype=config.dtype,
             block_size=config.block_size,
+            prefix_cache=config.prefix_cache == "on",
             kv_tokens=config.kv_tokens,
             max_model_len=config.max_model_len,
             max_batch=config.max_batch,

@@ -22,6 +22,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _GAUGES: Final[Mapping[str, str]] = {
     "kv_blocks_total": "KV blocks of the pool",
     "kv_blocks_used": "KV blocks that belong to a request",
+    "kv_blocks_cached": "KV blocks that belong to nobody and are remembered for prompts that begin alike",
     "kv_blocks_quarantined": "KV blocks a peer may still write into",
     "slots_total": "Metadata slots",
     "slots_used": "Metadata slots in use",
@@ -39,6 +40,8 @@ _COUNTERS: Final[Mapping[str, str]] = {
     "handoffs_failed": "Hand-offs that failed",
     "prefill_tokens": "Prompt tokens computed",
     "output_tokens": "Tokens generated",
+    "prefix_tokens": "Prompt tokens looked for in the prefix cache",
+    "prefix_hit_tokens": "Prompt tokens found there",
 }
 
 

@@ -61,5 +61,4 @@ def _logprobs(
 
 
 def _slices(batch: Sequence[Compute]) -> list[Slice]:
-    """Dense attention has one KV group."""
-    return [Slice(item.token_ids, item.start, item.block_tables[0]) for item in batch]
+    return [Slice(item.token_ids, item.start, item.block_tables) for item in batch]

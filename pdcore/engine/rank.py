@@ -110,16 +110,22 @@ def serve(spec: RankSpec, context: zmq.Context[zmq.Socket[bytes]], leader: Leade
             vocab_size=config.vocab_size,
         )
         role = open_side(around)
-        pool = KvPool(around.shard, blocks, role.memory)
+        pool = _pool(around, role)
         turn = _loop(around, role, rendezvous, ModelStep(ModelRunner(model, groups), pool), leader)
         compat = _compat(spec, config, directory, limits.context_length)
         leader.send(_ready(spec, role, compat, kv_tokens=blocks * spec.block_size, device=str(device)))
-        _log.info(
-            "rank ready", kv_blocks=blocks, kv_bytes=blocks * around.shard.block_bytes, device=str(device)
-        )
+        _log.info("rank ready", kv_blocks=blocks, kv_bytes=around.pool_bytes, device=str(device))
         gc.collect()  # what is here stays: looking through torch's objects again would stop the loop for 100 ms
         gc.freeze()
         turn.run()
+
+
+def _pool(around: Surroundings, role: RoleParts) -> KvPool:
+    try:
+        return KvPool(around.shard, around.group_blocks, role.memory)
+    except ValueError as wrong:
+        where = f"--block-size / PDCORE_BLOCK_SIZE: {around.spec.block_size} tokens"
+        raise ConfigError(f"{where} do not suit this model: {wrong}") from wrong
 
 
 def _meet(spec: RankSpec, device: Device, stack: ExitStack) -> tuple[Rendezvous | None, Groups]:
@@ -206,7 +212,7 @@ def _compat(spec: RankSpec, config: ModelConfig, directory: Path, context_length
         kv_dtype=spec.dtype,
         block_sizes=(spec.block_size,),
         kv_layout=f"block-major/{layout.fingerprint()}",
-        attention="gqa",
+        attention=config.attention,
         layers=config.layers,
         kv_heads=config.kv_heads,
         head_dim=config.head_dim,

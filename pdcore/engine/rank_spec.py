@@ -46,6 +46,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     block_size: int
+    prefix_cache: bool = True
     kv_tokens: int
     max_model_len: int | None
     max_batch: int

@@ -15,12 +15,15 @@ from pdcore.clock import SystemClock
 from pdcore.engine.consensus import DecodeConsensus, Participants, PrefillConsensus
 from pdcore.engine.handoffs import DecodeHandoffs, NoHandoffs, PrefillHandoffs
 from pdcore.engine.kv.block_groups import BlockGroup, BlockGroups
+from pdcore.engine.kv.blocks import Counts
 from pdcore.engine.kv.layout import KvLayout
+from pdcore.engine.kv.region import pool_bytes
 from pdcore.engine.loop import Decider
 from pdcore.engine.rank_spec import RankSpec
 from pdcore.engine.scheduler.decode import DecodeScheduler
 from pdcore.engine.scheduler.limits import SchedulerLimits
 from pdcore.engine.scheduler.prefill import PrefillScheduler
+from pdcore.engine.scheduler.prefixes import Prefixes
 from pdcore.engine.scheduler.unified import UnifiedScheduler
 from pdcore.engine.sides import NoSide, Side
 from pdcore.engine.transfer.mapping import GroupSizes, RankMapping, spread_of
@@ -48,7 +51,8 @@ class RoleParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What every role is built from. ``stack`` ends what is opened here; ``layout`` is the whole model's."""
+    """What every role is built from. ``stack`` ends what is opened here; ``layout`` is the whole model's, ``blocks``
+    what each of its KV groups has."""
 
     spec: RankSpec
     stack: ExitStack
@@ -62,6 +66,20 @@ class Surroundings:
     def shard(self) -> KvLayout:
         """What this rank holds of the layout."""
         return self.layout.shard(self.spec.tp_size, self.spec.tp)
+
+    @property
+    def group_blocks(self) -> Counts:
+        """How many blocks each KV group has."""
+        return (self.blocks,) * len(self.layout.groups)
+
+    def prefixes(self, blocks: BlockGroups) -> Prefixes | None:
+        """What remembers prompts, if it is to."""
+        return Prefixes(blocks) if self.spec.prefix_cache else None
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the pools of all groups."""
+        return pool_bytes(self.shard, self.group_blocks)
 
     @property
     def group_sizes(self) -> GroupSizes:
@@ -92,7 +110,7 @@ class Surroundings:
 
     def private_memory(self) -> memoryview:
         """Memory for the pool that no other process can map."""
-        return memoryview(mmap.mmap(-1, self.blocks * self.shard.block_bytes))
+        return memoryview(mmap.mmap(-1, self.pool_bytes))
 
 
 def open_side(around: Surroundings) -> RoleParts:
@@ -114,10 +132,11 @@ def open_side(around: Surroundings) -> RoleParts:
 def decider(around: Surroundings) -> Decider:
     """What a DP leader of ``around.spec.role`` decides with. Opens nothing."""
     spec, limits = around.spec, around.limits
-    blocks = BlockGroups(BlockGroup(block_size=around.layout.block_size, blocks=around.blocks))
+    groups = zip(around.layout.groups, around.group_blocks, strict=True)
+    blocks = BlockGroups(*(BlockGroup(block_size=one.block_size, blocks=count) for one, count in groups))
     match spec.role:
         case "prefill":
-            prefill = PrefillScheduler(limits, blocks)
+            prefill = PrefillScheduler(limits, blocks, around.prefixes(blocks))
             handoffs = PrefillHandoffs(prefill, PrefillConsensus(_writers_to(around)))
             return Decider(scheduler=prefill, blocks=blocks, handoffs=handoffs)
         case "decode":
@@ -128,7 +147,7 @@ def decider(around: Surroundings) -> Decider:
                 handoffs=DecodeHandoffs(decode, group, around.vocab_size),
             )
         case _:
-            unified = UnifiedScheduler(limits, blocks)
+            unified = UnifiedScheduler(limits, blocks, around.prefixes(blocks))
             return Decider(scheduler=unified, blocks=blocks, handoffs=NoHandoffs(unified))
 
 
@@ -153,7 +172,7 @@ def _prefill(around: Surroundings) -> RoleParts:
     session = around.stack.enter_context(
         SendingSession(
             layout=around.layout,
-            blocks=(around.blocks,),
+            blocks=around.group_blocks,
             source=memory,
             sizes=around.group_sizes,
             identity=around.identity,
@@ -182,7 +201,7 @@ def _decode(around: Surroundings) -> RoleParts:
     session = around.stack.enter_context(
         ReceivingSession(
             layout=around.layout,
-            blocks=(around.blocks,),
+            blocks=around.group_blocks,
             slots=around.limits.slots * _SOURCES_MOST,
             sizes=around.group_sizes,
             identity=around.identity,

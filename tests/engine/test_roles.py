@@ -87,7 +87,7 @@ def test_a_prefill_rank_listens_where_its_record_will_say(tmp_path: Path, stack:
     port = offers["tcp"]["port"]
     assert isinstance(port, int)
     socket.create_connection((str(offers["tcp"]["host"]), port), timeout=2).close()
-    KvPool(LAYOUT, BLOCKS, role.memory)
+    KvPool(LAYOUT, (BLOCKS,), role.memory)
 
 
 @pytest.mark.parametrize("role_name", ["decode", "unified"])
@@ -97,7 +97,7 @@ def test_a_rank_that_nobody_connects_to_has_its_memory(
     role = open_side(around(role_name, tmp_path, stack))
     assert (role.rank_port, role.transfer) == (None, {})
     assert len(role.memory) == BLOCKS * LAYOUT.block_bytes
-    KvPool(LAYOUT, BLOCKS, role.memory)
+    KvPool(LAYOUT, (BLOCKS,), role.memory)
 
 
 @pytest.mark.parametrize("role_name", ["prefill", "decode", "unified"])

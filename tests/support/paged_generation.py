@@ -8,7 +8,9 @@ from pathlib import Path
 
 from pdcore.engine import device
 from pdcore.engine.collective import Groups
-from pdcore.engine.kv.pool import KvPool, bytes_needed
+from pdcore.engine.kv.blocks import BlockLists
+from pdcore.engine.kv.pool import KvPool
+from pdcore.engine.kv.region import pool_bytes
 from pdcore.engine.model import loader
 from pdcore.engine.model.config import ModelConfig
 from pdcore.engine.model.runner import ModelRunner, Slice
@@ -32,14 +34,19 @@ class PagedModel:
         layout = self.config.kv_layout(BLOCK_SIZE, dtype).shard(shard.tp_size, shard.tp)
         model = loader.load(directory, self.config, device.select("cpu"), dtype, shard=shard)
         self.runner = ModelRunner(model, groups)
-        self.memory = bytearray(b"\xff" * bytes_needed(layout, blocks))
-        self.pool = KvPool(layout, blocks, self.memory)
-        self._free = list(range(blocks))
-        random.Random(7).shuffle(self._free)
+        counts = (blocks,) * len(layout.groups)
+        self.memory = bytearray(b"\xff" * pool_bytes(layout, counts))
+        self.pool = KvPool(layout, counts, self.memory)
+        self._free = [list(range(blocks)) for _ in counts]
+        for number, ids in enumerate(self._free):
+            random.Random(7 + number).shuffle(ids)
 
-    def table(self, tokens: int) -> tuple[int, ...]:
-        """Blocks nobody else has, enough for ``tokens``."""
-        return tuple(self._free.pop() for _ in range(self.pool.layout.blocks_for(tokens)))
+    def table(self, tokens: int) -> BlockLists:
+        """Blocks of each group that nobody else has, enough for ``tokens``."""
+        return tuple(
+            tuple(ids.pop() for _ in range(group.blocks_for(tokens)))
+            for ids, group in zip(self._free, self.pool.layout.groups, strict=True)
+        )
 
     def greedy(self, prompts: Sequence[Sequence[int]], most: int, chunk: int = 16) -> list[list[int]]:
         """New tokens of each prompt, all in one changing batch; the end-of-text token is included."""

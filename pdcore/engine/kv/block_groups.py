@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from operator import le
+from operator import add, le
 
 from pdcore.engine.kv.blocks import BlockLists, BlockPool, BlockStatistics, Counts
 
@@ -62,11 +62,36 @@ class BlockGroups:
         """How many tokens fit into so many blocks."""
         return min(count * size for count, size in zip(counts, self.block_sizes, strict=True))
 
-    def allocate(self, counts: Counts, owner: Hashable) -> BlockLists | None:
-        """Blocks for a new ``owner`` in every group, or None (and nothing changed) when one has not enough."""
+    def allocate(self, counts: Counts, owner: Hashable, found: BlockLists = ()) -> BlockLists | None:
+        """Blocks for a new ``owner`` in every group, or None (and nothing changed) when one has not enough.
+
+        They begin with those that were ``found``, fewer than are asked for in every group.
+        """
         if not within(counts, self.free_blocks):
             return None
-        return tuple(self._got(pool.allocate(n, owner)) for pool, n in zip(self._pools, counts, strict=True))
+        if not any(found):
+            return tuple(
+                self._got(pool.allocate(n, owner)) for pool, n in zip(self._pools, counts, strict=True)
+            )
+        self._share(found, owner)
+        more = tuple(n - len(ids) for n, ids in zip(counts, found, strict=True))
+        return tuple(map(add, found, self._got_lists(self.extend(more, owner))))
+
+    def find(self, keys: Sequence[Hashable]) -> BlockLists:
+        """The blocks of every group that hold what the first of ``keys`` name, as far as all groups have them."""
+        lists: list[list[int]] = [[] for _ in self._pools]
+        for key in keys:
+            found = [pool.find(key) for pool in self._pools]
+            for ids, block in zip(lists, found, strict=True):
+                if block is None:
+                    return tuple(tuple(ids[: min(map(len, lists))]) for ids in lists)
+                ids.append(block)
+        return tuple(map(tuple, lists))
+
+    def remember(self, blocks: BlockLists, position: int, key: Hashable) -> None:
+        """The owned block at ``position`` of every list is full of what ``key`` names."""
+        for pool, ids in zip(self._pools, blocks, strict=True):
+            pool.remember(ids[position], key)
 
     def extend(self, counts: Counts, owner: Hashable) -> BlockLists | None:
         """More blocks for ``owner``, none where its count is 0; or None (and nothing changed)."""
@@ -107,6 +132,7 @@ class BlockGroups:
         return BlockStatistics(
             total=sum(part.total for part in parts),
             free=sum(part.free for part in parts),
+            cached=sum(part.cached for part in parts),
             used=sum(part.used for part in parts),
             quarantined=sum(part.quarantined for part in parts),
             lingering=sum(part.lingering for part in parts),
@@ -119,6 +145,15 @@ class BlockGroups:
 
     def __repr__(self) -> str:
         return f"<BlockGroups {', '.join(map(repr, self._pools))}>"
+
+    def _share(self, blocks: BlockLists, owner: Hashable) -> None:
+        for pool, ids in zip(self._pools, blocks, strict=True):
+            pool.share(ids, owner)
+
+    @staticmethod
+    def _got_lists(lists: BlockLists | None) -> BlockLists:
+        assert lists is not None, "what was found is of what was enough"
+        return lists
 
     @staticmethod
     def _got(blocks: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -1,71 +1,137 @@
-"""The KV cache as tensors over memory that somebody else owns (a region other processes may map)."""
+"""The KV cache as tensors over memory that somebody else owns (a region other processes may map).
+
+A token of one group has a *slot* in it: a row number for each width of row that the group's entries have, the same for
+every layer. Dense attention has one width, latent attention two.
+"""
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pdcore.engine.kv.layout import KvLayout
+from pdcore.engine.kv.layout import KvGroup, KvLayout
+from pdcore.engine.kv.region import group_offsets, pool_bytes
 
-Indices = TypeVar("Indices", Tensor, NDArray[np.int64])
-
+LATENT: Final = "latent"
+"""The entry that is both a layer's values and, with the entry behind it, its keys."""
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
+Slots = tuple[Tensor, ...]
+"""Where tokens lie: for each width of row, the numbers of their rows."""
 
-def bytes_needed(layout: KvLayout, blocks: int) -> int:
-    """Bytes of a buffer that holds ``blocks`` blocks."""
-    return layout.block_bytes * blocks
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """One entry's rows ``[*, heads * dim]`` and which of a slot's numbers finds one."""
+
+    rows: Tensor
+    width: int
+    heads: int
+
+
+class GroupPool:
+    """The blocks of one group. ``widths`` are the distinct row widths, in elements."""
+
+    def __init__(self, group: KvGroup, flat: Tensor) -> None:
+        self.group = group
+        self._elements = group.block_bytes // group.entries[0].itemsize
+        widths = [entry.heads * entry.dim for entry in group.entries]
+        self.widths = tuple(dict.fromkeys(widths))
+        for width in self.widths:
+            if self._elements % width:
+                raise ValueError(f"rows of {width} elements do not fill a block of {self._elements}")
+        self._layers: dict[int, list[_Rows]] = {}
+        for entry, place, width in zip(group.entries, group.places, widths, strict=True):
+            first = place.base // entry.itemsize
+            cut = flat[first : first + (flat.numel() - first) // width * width]
+            rows = _Rows(cut.view(-1, width), self.widths.index(width), entry.heads)
+            self._layers.setdefault(entry.layer, []).append(rows)
+
+    @property
+    def latent(self) -> bool:
+        """Whether what is kept is a latent and a rotated key instead of keys and values."""
+        return self.group.entries[0].name == LATENT
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self.group.block_size
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that are kept here."""
+        return tuple(self._layers)
+
+    def slots(self, block_ids: NDArray[np.int64], offsets: NDArray[np.int64], device: torch.device) -> Slots:
+        """The slots of token ``offsets[i]`` of block ``block_ids[i]``, flattened."""
+        return tuple(
+            torch.from_numpy((block_ids * (self._elements // width) + offsets).ravel()).to(device)
+            for width in self.widths
+        )
+
+    def write(self, layer: int, slots: Slots, rows: Sequence[Tensor]) -> None:
+        """Store ``rows``, ``[tokens, heads * dim]`` for each of the layer's entries, in ``slots``."""
+        for entry, new in zip(self._layers[layer], rows, strict=True):
+            entry.rows.index_copy_(0, slots[entry.width], new)
+
+    def read(self, layer: int, slots: Slots) -> list[Tensor]:
+        """Copies of what is in ``slots``, ``[slots, heads, dim]`` for each of the layer's entries."""
+        return [
+            entry.rows.index_select(0, slots[entry.width]).view(len(slots[entry.width]), entry.heads, -1)
+            for entry in self._layers[layer]
+        ]
 
 
 class KvPool:
-    """``tensor`` is ``[blocks, layers, 2, block_size, kv_heads, head_dim]``, sharing ``buffer``'s memory.
+    """One :class:`GroupPool` per group, sharing ``buffer``'s memory, each on a page of its own.
 
-    The buffer must be writable, hold at least ``bytes_needed``, and outlive the pool. Nothing is initialised: memory
-    that no token was written to may hold anything, also NaN.
+    The buffer must be writable, hold at least ``region.pool_bytes``, and outlive the pool. Nothing is initialised:
+    memory that no token was written to may hold anything, also NaN.
     """
 
-    def __init__(self, layout: KvLayout, blocks: int, buffer: memoryview | bytearray) -> None:
-        needed = bytes_needed(layout, blocks)
+    def __init__(self, layout: KvLayout, blocks: Sequence[int], buffer: memoryview | bytearray) -> None:
+        needed = pool_bytes(layout, blocks)
         view = memoryview(buffer).cast("B")
         if view.readonly:
             raise ValueError("the buffer of a KV pool must be writable")
         if view.nbytes < needed:
-            raise ValueError(f"{blocks} KV blocks need {needed} bytes, the buffer has {view.nbytes}")
+            raise ValueError(
+                f"{_counted(blocks)} KV blocks need {needed} bytes, the buffer has {view.nbytes}"
+            )
         self.layout = layout
-        self.shape = shape = layout.dense_shape()
-        if shape.order != "token":
-            raise ValueError(f"attention cannot read a pool in {shape.order} order")
-        self.blocks = blocks
-        flat = torch.frombuffer(view[:needed], dtype=DTYPES[shape.dtype_name])
-        self._rows = flat.view(-1, shape.kv_heads * shape.head_dim)
-        self.tensor = flat.view(blocks, shape.layers, 2, shape.block_size, shape.kv_heads, shape.head_dim)
+        self.blocks = tuple(blocks)
+        self.dtype_name = _dtype_name(layout)
+        dtype = DTYPES[self.dtype_name]
+        groups = []
+        for group, count, offset in zip(layout.groups, blocks, group_offsets(layout, blocks), strict=True):
+            part = view[offset : offset + count * group.block_bytes]
+            groups.append(GroupPool(group, torch.frombuffer(part, dtype=dtype)))
+        self.groups = tuple(groups)
+        self.group_of = {layer: index for index, group in enumerate(groups) for layer in group.layers}
 
     def __repr__(self) -> str:
-        return f"KvPool({self.blocks} blocks of {self.shape.block_size} tokens, {self.shape.dtype_name})"
+        sizes = sorted({group.block_size for group in self.groups})
+        return f"KvPool({_counted(self.blocks)} blocks of {_counted(sizes)} tokens, {self.dtype_name})"
 
-    def slots(self, block_ids: Indices, offsets: Indices) -> Indices:
-        """Where tokens lie: the row of token ``offsets[i]`` of block ``block_ids[i]``, the same for every layer."""
-        return block_ids * (self.shape.layers * 2 * self.shape.block_size) + offsets
+    def of(self, layer: int) -> GroupPool:
+        """The pool of the group that keeps ``layer``."""
+        return self.groups[self.group_of[layer]]
 
-    def keys(self, layer: int) -> Tensor:
-        """The rows ``[*, kv_heads * head_dim]`` in which a slot's number finds its keys of ``layer``."""
-        return self._rows[layer * 2 * self.shape.block_size :]
 
-    def values(self, layer: int) -> Tensor:
-        """The same for values."""
-        return self._rows[(layer * 2 + 1) * self.shape.block_size :]
+def _dtype_name(layout: KvLayout) -> str:
+    names = {entry.dtype_name for group in layout.groups for entry in group.entries}
+    if len(names) != 1:
+        raise ValueError(f"attention cannot read a pool of {' and '.join(sorted(names))}")
+    if orders := {group.order for group in layout.groups} - {"token"}:
+        raise ValueError(f"attention cannot read a pool in {orders.pop()} order")
+    return names.pop()
 
-    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store one token's keys and values, ``[tokens, kv_heads, head_dim]`` each, in each of ``slots``."""
-        self.keys(layer).index_copy_(0, slots, keys.flatten(1))
-        self.values(layer).index_copy_(0, slots, values.flatten(1))
 
-    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies of the keys and values in ``slots``, ``[slots, kv_heads, head_dim]`` each."""
-        heads = (slots.shape[0], self.shape.kv_heads, self.shape.head_dim)
-        keys = self.keys(layer).index_select(0, slots).view(heads)
-        return keys, self.values(layer).index_select(0, slots).view(heads)
+def _counted(counts: Sequence[int]) -> str:
+    return "+".join(map(str, counts))

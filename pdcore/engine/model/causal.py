@@ -1,7 +1,7 @@
-"""The computation of a dense decoder-only language model; families differ by its configuration only.
+"""The computation of a decoder-only language model; families differ in what their layers are made of.
 
-Weights are plain tensors. Projections that read the same input are stored as one matrix, so a layer is four matrix
-products. Attention and the sum over tensor parallel ranks are passed in: this module knows no cache and no other rank.
+Projections that read the same input are stored as one matrix. Attention over the cache and the sum over tensor parallel
+ranks are passed in: this module knows no cache and no other rank.
 """
 
 from __future__ import annotations
@@ -14,40 +14,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pdcore.engine.model.config import ModelConfig
-from pdcore.engine.model.rope import rotate, rotation
-
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, queries, keys, values), each ``[tokens, heads, head_dim]`` -> ``[tokens, heads * head_dim]``."""
+from pdcore.engine.model.layers import Attend, Attention, FeedForward, Norm
+from pdcore.engine.model.rope import rotation
 
 Sum = Callable[[Tensor], Tensor]
 """A tensor of which every tensor parallel rank has a summand -> the sum; may overwrite its argument."""
 
 
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """``weight`` is ``[out, in]``."""
-
-    weight: Tensor
-    bias: Tensor | None = None
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        return F.linear(inputs, self.weight, self.bias)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One block. ``qkv`` stacks query, key and value rows, ``gate_up`` gate and up rows.
+    """One block."""
 
-    ``qk_norm`` is ``[heads + kv_heads, head_dim]``, the norm weight of each query and key head, where there is one.
-    """
-
-    input_norm: Tensor
-    qkv: Linear
-    qk_norm: Tensor | None
-    out: Linear
-    mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    input_norm: Norm
+    attention: Attention
+    mlp_norm: Norm
+    mlp: FeedForward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +41,7 @@ class CausalModel:
     config: ModelConfig
     embedding: Tensor
     layers: tuple[Layer, ...]
-    final_norm: Tensor
+    final_norm: Norm
     head: Tensor
     frequency: Tensor
     rope_scale: float
@@ -76,26 +57,12 @@ class CausalModel:
     def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend, add_up: Sum) -> Tensor:
         """The last layer's output ``[tokens, hidden]`` before the final norm."""
         state = F.embedding(token_ids, self.embedding)
-        cos, sin = rotation(positions, self.frequency, self.rope_scale, self.dtype)
+        turn = rotation(positions, self.frequency, self.rope_scale, self.dtype)
         for number, layer in enumerate(self.layers):
-            attended = attend(number, *self._qkv(layer, self._norm(state, layer.input_norm), cos, sin))
-            state = state + add_up(layer.out(attended))
-            gate, up = layer.gate_up(self._norm(state, layer.mlp_norm)).chunk(2, dim=-1)
-            state = state + add_up(layer.down(F.silu(gate) * up))
+            state = state + add_up(layer.attention(number, layer.input_norm(state), turn, attend))
+            state = state + add_up(layer.mlp(layer.mlp_norm(state)))
         return state
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 ``[tokens, vocab]`` for rows of :meth:`hidden`."""
-        return F.linear(self._norm(hidden, self.final_norm), self.head).float()
-
-    def _norm(self, inputs: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(inputs, weight.shape, weight, self.config.rms_eps)
-
-    def _qkv(self, layer: Layer, inputs: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        config = self.config
-        heads = layer.qkv(inputs).view(inputs.shape[0], -1, config.head_dim)
-        turned, values = heads[:, : -config.kv_heads], heads[:, -config.kv_heads :]
-        if layer.qk_norm is not None:
-            turned = F.rms_norm(turned, (config.head_dim,), None, config.rms_eps) * layer.qk_norm
-        turned = rotate(turned, cos, sin)
-        return turned[:, : config.heads], turned[:, config.heads :], values
+        return F.linear(self.final_norm(hidden), self.head).float()

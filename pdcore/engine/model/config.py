@@ -5,47 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Final, Self
 
-from pdcore.engine.kv.layout import KvLayout
+from pdcore.engine.kv.layout import KvEntry, KvGroup, KvLayout
 from pdcore.engine.model.directory import Fields, read_json, read_optional_json, refuse
-
-Family = Literal["llama", "qwen3"]
-RopeKind = Literal["default", "linear", "llama3", "yarn"]
+from pdcore.engine.model.families import (
+    ClampedGate,
+    ExpertsConfig,
+    Family,
+    LatentConfig,
+    Windows,
+    clamped_gate_of,
+    experts_of,
+    family_of,
+    latent_of,
+    windows_of,
+)
+from pdcore.engine.model.rope_config import RopeConfig, read_rope
 
 ITEMSIZE: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2}
 """Bytes of one element of the dtypes a model computes in."""
 
-_ARCHITECTURES: Final[Mapping[str, Family]] = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
-_ROPE_KINDS: Final[Mapping[str, RopeKind]] = {
-    "default": "default",
-    "linear": "linear",
-    "llama3": "llama3",
-    "yarn": "yarn",
-}
-_UNSUPPORTED: Final[Mapping[str, str]] = {
-    "quantization_config": "quantised weights are not supported",
-    "use_sliding_window": "sliding-window attention is not supported",
-    "rope_interleaved": "interleaved rotary embeddings are not supported",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeConfig:
-    """The rotary embedding. Fields a kind does not use keep their neutral values."""
-
-    kind: RopeKind
-    theta: float
-    factor: float = 1.0
-    original_context: int = 0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    attention_factor: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
+_WITHOUT_QUANTISATION: Final = "quantised weights are not supported"
+_HEAD_DIM: Final[Mapping[Family, int]] = {"qwen3": 128, "gpt_oss": 64}
+_THETA: Final[Mapping[Family, float]] = {"gpt_oss": 150000.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +36,8 @@ class ModelConfig:
     """One causal language model of a supported family.
 
     ``eos_token_ids`` are all tokens that end an answer: those of ``generation_config.json``, else ``config.json``,
-    and the tokenizer's. ``context_length`` is the most tokens the positions were made for.
+    and the tokenizer's. ``context_length`` is the most tokens the positions were made for. With ``latent`` attention
+    ``kv_heads`` is 1 and ``head_dim`` the elements of one query.
     """
 
     family: Family
@@ -71,47 +55,110 @@ class ModelConfig:
     tied_embeddings: bool
     attention_bias: bool
     mlp_bias: bool
+    windows: Windows
+    latent: LatentConfig | None = None
+    experts: ExpertsConfig | None = None
+    clamped_gate: ClampedGate | None = None
+    extra_layers: int = 0
 
     @property
     def qk_norm(self) -> bool:
         """Whether queries and keys are normalised per head before they are rotated."""
-        return self.family == "qwen3"
+        return self.family in ("qwen3", "qwen3_moe")
+
+    @property
+    def out_bias(self) -> bool:
+        """Whether attention's output projection has a bias when its inputs have one."""
+        return self.attention_bias and self.family != "qwen2"
+
+    @property
+    def sinks(self) -> bool:
+        """Whether each head has a score that takes part in the softmax and stands for no token."""
+        return self.family == "gpt_oss"
+
+    @property
+    def attention(self) -> str:
+        """What instances that pair must agree on: ``gqa``, or ``mla`` where every rank holds all of the KV."""
+        return "gqa" if self.latent is None else "mla"
+
+    @property
+    def rotated_dim(self) -> int:
+        """Elements of a query that the rotary embedding turns."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether the layer's MLP is one of experts."""
+        return self.experts is not None and self.experts.sparse[layer]
 
     def kv_layout(self, block_size: int, dtype: str) -> KvLayout:
-        """How this model's KV cache lies in memory when it computes in ``dtype``."""
-        return KvLayout.dense(
-            layers=self.layers,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            block_size=block_size,
-            itemsize=ITEMSIZE[dtype],
-            dtype_name=dtype,
+        """How this model's KV cache lies in memory when it computes in ``dtype``: a group per kind of layer."""
+        kinds = {window: None for window in self.windows}
+        groups = []
+        for window in sorted(kinds, key=lambda w: w is not None):
+            layers = [layer for layer in range(self.layers) if self.windows[layer] == window]
+            key = "kv" if len(kinds) == 1 else "full" if window is None else "window"
+            entries = tuple(entry for layer in layers for entry in self._entries(layer, dtype))
+            groups.append(KvGroup(key=key, block_size=block_size, entries=entries, window=window))
+        return KvLayout(groups=tuple(groups))
+
+    def _entries(self, layer: int, dtype: str) -> tuple[KvEntry, ...]:
+        item, latent = ITEMSIZE[dtype], self.latent
+        if latent is None:
+            return tuple(
+                KvEntry(
+                    name=name,
+                    layer=layer,
+                    heads=self.kv_heads,
+                    dim=self.head_dim,
+                    itemsize=item,
+                    dtype_name=dtype,
+                )
+                for name in ("k", "v")
+            )
+        return tuple(
+            KvEntry(
+                name=name,
+                layer=layer,
+                heads=1,
+                dim=dim,
+                itemsize=item,
+                dtype_name=dtype,
+                sharding="replicated",
+            )
+            for name, dim in (("latent", latent.kv_rank), ("rope", latent.rope_dim))
         )
 
     @classmethod
     def from_directory(cls, directory: Path) -> Self:
         """Read ``config.json`` and its companions; ConfigError, one sentence, for what cannot be served."""
         document = read_json(directory, "config.json")
-        family = _family(directory, document)
-        _refuse_unsupported(directory, document)
+        family = family_of(directory, document)
+        _refuse_unsupported(directory, family, document)
         fields = Fields(directory, "config.json", document)
         heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
+        layers, latent = fields.integer("num_hidden_layers"), latent_of(family, fields)
+        whole = _HEAD_DIM.get(family, max(hidden // heads, 1))
         config = cls(
             family=family,
-            layers=fields.integer("num_hidden_layers"),
+            layers=layers,
             hidden=hidden,
             intermediate=fields.integer("intermediate_size"),
             heads=heads,
-            kv_heads=fields.integer("num_key_value_heads", heads),
-            head_dim=fields.integer("head_dim", 128 if family == "qwen3" else max(hidden // heads, 1)),
+            kv_heads=1 if latent else fields.integer("num_key_value_heads", heads),
+            head_dim=latent.query_dim if latent else fields.integer("head_dim", whole),
             vocab_size=fields.integer("vocab_size"),
-            rms_eps=fields.number("rms_norm_eps", 1e-6),
-            rope=_rope(directory, document),
+            rms_eps=fields.number("rms_norm_eps", 1e-5 if family == "gpt_oss" else 1e-6),
+            rope=read_rope(directory, document, _THETA.get(family, 10000.0)),
             context_length=fields.integer("max_position_embeddings"),
             eos_token_ids=eos_token_ids(directory, document),
             tied_embeddings=fields.flag("tie_word_embeddings"),
-            attention_bias=fields.flag("attention_bias"),
-            mlp_bias=family == "llama" and fields.flag("mlp_bias"),
+            attention_bias=family == "qwen2" or fields.flag("attention_bias", family == "gpt_oss"),
+            mlp_bias=family in ("llama", "deepseek_v2") and fields.flag("mlp_bias"),
+            windows=windows_of(directory, family, fields, layers),
+            latent=latent,
+            experts=experts_of(directory, family, fields, layers),
+            clamped_gate=clamped_gate_of(family, fields),
+            extra_layers=fields.count("num_nextn_predict_layers", 0),
         )
         config._check(directory)
         return config
@@ -121,8 +168,8 @@ class ModelConfig:
             raise refuse(
                 directory, f"config.json: {self.heads} heads cannot share {self.kv_heads} key/value heads"
             )
-        if self.head_dim % 2:
-            raise refuse(directory, f"config.json: head_dim {self.head_dim} is odd and cannot be rotated")
+        if self.rotated_dim % 2:
+            raise refuse(directory, f"config.json: head_dim {self.rotated_dim} is odd and cannot be rotated")
         beyond = [token for token in self.eos_token_ids if token >= self.vocab_size]
         if beyond:
             raise refuse(
@@ -156,74 +203,14 @@ def _tokenizer_eos(directory: Path) -> tuple[int, ...]:
     )
 
 
-def _family(directory: Path, document: Mapping[str, object]) -> Family:
-    named = document.get("architectures")
-    names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
-    if not names:
-        raise refuse(directory, "config.json names no architecture")
-    for name in names:
-        if name in _ARCHITECTURES:
-            return _ARCHITECTURES[name]
-    known = ", ".join(_ARCHITECTURES)
-    raise refuse(directory, f"architecture {names[0]} is not supported (supported: {known})")
-
-
-def _refuse_unsupported(directory: Path, document: Mapping[str, object]) -> None:
-    for field, sentence in _UNSUPPORTED.items():
-        if document.get(field):
-            raise refuse(directory, f"config.json: {field} is set, but {sentence}")
+def _refuse_unsupported(directory: Path, family: Family, document: Mapping[str, object]) -> None:
+    if document.get("quantization_config"):
+        raise refuse(directory, f"config.json: quantization_config is set, but {_WITHOUT_QUANTISATION}")
+    if family == "llama" and document.get("rope_interleaved"):
+        raise refuse(
+            directory,
+            "config.json: rope_interleaved is set, but interleaved rotary embeddings are not supported",
+        )
     activation = document.get("hidden_act", "silu")
     if activation != "silu":
         raise refuse(directory, f"config.json: hidden_act {activation!r} is not supported (supported: silu)")
-    kinds = document.get("layer_types")
-    other = [kind for kind in kinds if kind != "full_attention"] if isinstance(kinds, list) else []
-    if other:
-        raise refuse(directory, f"config.json: layer type {other[0]!r} is not supported")
-
-
-def _rope(directory: Path, document: Mapping[str, object]) -> RopeConfig:
-    """Both spellings: ``rope_parameters``, or ``rope_theta`` beside ``rope_scaling``."""
-    given = document.get("rope_parameters") or document.get("rope_scaling") or {}
-    if not isinstance(given, dict):
-        raise refuse(
-            directory, f"config.json: the rotary embedding's parameters are {given!r}, not an object"
-        )
-    named = given.get("rope_type", given.get("type", "default"))
-    kind = _ROPE_KINDS.get(named) if isinstance(named, str) else None
-    if kind is None:
-        known = ", ".join(_ROPE_KINDS)
-        raise refuse(directory, f"rotary embedding {named!r} is not supported (supported: {known})")
-    if given.get("partial_rotary_factor", document.get("partial_rotary_factor", 1.0)) not in (1.0, None):
-        raise refuse(directory, "partial rotary embeddings are not supported")
-    fields = Fields(directory, "config.json", {"rope_theta": document.get("rope_theta"), **given})
-    theta = fields.number("rope_theta", 10000.0)
-    if kind == "default":
-        return RopeConfig(kind=kind, theta=theta)
-    return _scaled_rope(directory, kind, theta, fields, Fields(directory, "config.json", document))
-
-
-def _scaled_rope(
-    directory: Path, kind: RopeKind, theta: float, fields: Fields, document: Fields
-) -> RopeConfig:
-    def optional(name: str) -> float | None:
-        return None if fields.given(name) is None else fields.number(name)
-
-    whole = document.integer("max_position_embeddings")
-    original = fields.integer("original_max_position_embeddings", whole)
-    rope = RopeConfig(
-        kind=kind,
-        theta=theta,
-        factor=fields.number("factor"),
-        original_context=document.integer("original_max_position_embeddings", original),
-        low_freq_factor=fields.number("low_freq_factor", 1.0),
-        high_freq_factor=fields.number("high_freq_factor", 4.0),
-        beta_fast=fields.number("beta_fast", 32.0),
-        beta_slow=fields.number("beta_slow", 1.0),
-        truncate=fields.flag("truncate", True),
-        attention_factor=optional("attention_factor"),
-        mscale=optional("mscale"),
-        mscale_all_dim=optional("mscale_all_dim"),
-    )
-    if rope.low_freq_factor >= rope.high_freq_factor or rope.theta <= 1:
-        raise refuse(directory, "config.json: the rotary embedding's bounds are contradictory")
-    return rope

@@ -72,6 +72,14 @@ class Fields:
             raise self._wrong(name, value, "a whole number of at least 1")
         return value
 
+    def count(self, name: str, default: int) -> int:
+        """A whole number, 0 or more."""
+        value = self._values.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise self._wrong(name, value, "a whole number")
+        return value
+
     def number(self, name: str, default: float | None = None) -> float:
         """A positive finite number; required when there is no default."""
         value = self._values.get(name)

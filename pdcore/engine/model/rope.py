@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from pdcore.engine.model.config import RopeConfig
+from pdcore.engine.model.rope_config import RopeConfig
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
@@ -33,6 +33,15 @@ def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``heads`` ``[tokens, n, head_dim]`` turned by each token's position; halves, not neighbours, form the pairs."""
     first, second = heads.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def score_scale(rope: RopeConfig, query_dim: int) -> float:
+    """What latent attention multiplies scores with: stretched positions sharpen them too."""
+    scale = 1 / math.sqrt(query_dim)
+    if rope.kind == "default" or not rope.mscale_all_dim:
+        return scale
+    magnitude = _magnitude(rope, rope.mscale_all_dim)
+    return scale * magnitude * magnitude
 
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
@@ -63,11 +72,12 @@ def _pair_with_turns(rope: RopeConfig, head_dim: int, turns: float) -> float:
 
 
 def _yarn_scale(rope: RopeConfig) -> float:
-    def magnitude(weight: float) -> float:
-        return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0
-
     if rope.attention_factor is not None:
         return rope.attention_factor
     if rope.mscale and rope.mscale_all_dim:
-        return magnitude(rope.mscale) / magnitude(rope.mscale_all_dim)
-    return magnitude(1.0)
+        return _magnitude(rope, rope.mscale) / _magnitude(rope, rope.mscale_all_dim)
+    return _magnitude(rope, 1.0)
+
+
+def _magnitude(rope: RopeConfig, weight: float) -> float:
+    return 1.0 if rope.factor <= 1 else 0.1 * weight * math.log(rope.factor) + 1.0

@@ -9,19 +9,22 @@ import torch
 from torch import Tensor
 
 from pdcore.engine.collective import Groups
+from pdcore.engine.kv.blocks import BlockLists
 from pdcore.engine.kv.pool import KvPool
 from pdcore.engine.model import attention
+from pdcore.engine.model.attention import Scores
+from pdcore.engine.model.attention_plan import plan
 from pdcore.engine.model.causal import CausalModel
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
     """Compute ``token_ids`` at positions ``start``, ``start + 1`` …; keys and values of all earlier positions are in
-    the pool, in the blocks of ``block_table``, which also has room for the new ones."""
+    the pool, in the blocks of ``block_tables``, one for each KV group, which also have room for the new ones."""
 
     token_ids: tuple[int, ...]
     start: int
-    block_table: tuple[int, ...]
+    block_tables: BlockLists
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -41,8 +44,8 @@ class ModelRunner:
     def forward(self, batch: Sequence[Slice], pool: KvPool) -> Tensor:
         """float32 logits ``[len(batch), vocab]`` at each slice's last token, in the batch's order.
 
-        Keys and values of all its tokens are in the pool afterwards. ValueError when a slice is empty or its block
-        table too short; nothing was written then. CollectiveFailed when another rank died or stands still.
+        Keys and values of all its tokens are in the pool afterwards. ValueError when a slice is empty or a block table
+        too short; nothing was written then. CollectiveFailed when another rank died or stands still.
         """
         hidden, last = self._run(batch, pool)
         if last is None:
@@ -58,11 +61,13 @@ class ModelRunner:
         if not batch or not all(len(part) for part in batch):
             raise ValueError("a batch needs at least one slice, and a slice at least one token")
         model, groups = self._model, self._groups
-        plan = attention.plan(batch, pool, model.device, groups.cp)
-        token_ids = [token for run in plan.runs for token in batch[run.index].token_ids[run.first : run.stop]]
+        planned = plan(batch, pool, model.device, groups.cp)
+        token_ids = [
+            token for run in planned.runs for token in batch[run.index].token_ids[run.first : run.stop]
+        ]
 
-        def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            return attention.attend(plan, pool, layer, queries, keys, values, groups.cp)
+        def attend(layer: int, queries: Tensor, rows: Sequence[Tensor], scores: Scores) -> Tensor:
+            return attention.attend(planned, pool, layer, queries, rows, scores, groups.cp)
 
         tokens = torch.tensor(token_ids, device=model.device)
-        return model.hidden(tokens, plan.positions, attend, groups.tp.all_reduce), plan.last
+        return model.hidden(tokens, planned.positions, attend, groups.tp.all_reduce), planned.last

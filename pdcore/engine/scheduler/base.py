@@ -24,14 +24,15 @@ from pdcore.engine.scheduler.limits import SchedulerLimits
 from pdcore.engine.scheduler.line import Line, Verdict
 from pdcore.engine.scheduler.places import Place
 from pdcore.engine.scheduler.plan import (
-    Admit,
     Compute,
     Failure,
     Handoff,
     Outcome,
+    PlanInMaking,
     SchedulerStatistics,
     StepPlan,
 )
+from pdcore.engine.scheduler.prefixes import Prefixes
 from pdcore.engine.scheduler.request import Request
 from pdcore.errors import ApiError, ErrorCode
 
@@ -42,15 +43,19 @@ RETRY_ADMISSION_S: Final = 0.1
 
 class Scheduler:
     """The part of a rank that decides. Call ``plan``, do what it says, then ``complete`` with the sampled tokens.
+    Without ``prefixes`` every request computes all of its tokens.
 
     Instants only grow. Mutable besides the parts: ``_requests`` and ``_rooms`` (all held), ``_running``, ``_places``
     (how many are where), ``_available`` (what admission may still give in this plan), ``_tried`` (what it had left
     when that was tried last, and when), ``_moved`` (whether a request moved since), ``_plan`` (the plan so far).
     """
 
-    def __init__(self, limits: SchedulerLimits, blocks: BlockGroups) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, blocks: BlockGroups, prefixes: Prefixes | None = None
+    ) -> None:
         self._limits = limits
         self._blocks = blocks
+        self._prefixes = prefixes
         self._now = 0.0
         self._requests: dict[str, Request] = {}
         self._rooms: dict[int, Request] = {}
@@ -61,7 +66,7 @@ class Scheduler:
         self._available: Counts = blocks.free_blocks
         self._tried: tuple[Counts, float] = (blocks.free_blocks, 0.0)
         self._moved = False
-        self._plan = _PlanInMaking()
+        self._plan = PlanInMaking()
         self._retracted_total = 0
 
     # what the rank calls
@@ -96,7 +101,7 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan:
         """What to do in this step."""
         self._now = now
-        self._plan = making = _PlanInMaking()
+        self._plan = making = PlanInMaking()
         for request_id in self._deadlines.due(now):
             self._fail(
                 self._requests[request_id],
@@ -123,6 +128,8 @@ class Scheduler:
             if request is None:
                 continue
             request.computed = item.start + len(item.token_ids)
+            if self._prefixes is not None:
+                self._prefixes.computed(request)
             if item.samples:
                 result = self._sampled(request, tokens[item.request_id])
                 if isinstance(result, Output):
@@ -146,6 +153,8 @@ class Scheduler:
             running=count[Place.RUNNING],
             retracted=count[Place.RETRACTED],
             retracted_total=self._retracted_total,
+            prefix_tokens=0 if self._prefixes is None else self._prefixes.asked,
+            prefix_hit_tokens=0 if self._prefixes is None else self._prefixes.reused,
         )
 
     # what a role changes
@@ -293,9 +302,12 @@ class Scheduler:
 
     def _give_blocks(self, request: Request) -> None:
         """Blocks for the first tokens of a request; it and its growth are available to nobody else."""
-        blocks = self._blocks.allocate(request.needed, request.request_id)
+        found = () if self._prefixes is None else self._prefixes.find(request)
+        blocks = self._blocks.allocate(request.needed, request.request_id, found)
         assert blocks is not None, "admitted without enough free blocks"
         request.blocks = blocks
+        if self._prefixes is not None:
+            self._prefixes.take(request, found)
         request.capacity = self._blocks.room_in(request.needed)
         taken = map(add, request.needed, self._growth_of((request,)))
         self._available = tuple(map(sub, self._available, taken))
@@ -374,14 +386,9 @@ class Scheduler:
         reason = request.append(token)
         if reason is not None:
             self._end(request)
-        return Output(request_id=request.request_id, token_ids=(token,), finish_reason=reason)
-
-
-class _PlanInMaking:
-    """What a plan holds so far."""
-
-    __slots__ = ("admit", "fail")
-
-    def __init__(self) -> None:
-        self.admit: list[Admit] = []
-        self.fail: list[Failure] = []
+        return Output(
+            request_id=request.request_id,
+            token_ids=(token,),
+            finish_reason=reason,
+            cached_tokens=request.cached if len(request.output) == 1 else 0,
+        )

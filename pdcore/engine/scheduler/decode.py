@@ -63,8 +63,11 @@ class DecodeScheduler(Scheduler):
         self._last_handoff = 0
         self._least_claim: Counts = (1,) * (len(blocks.total) + 1)
 
-    def arrived(self, handoff: int, first_token: int, kv_len: int) -> tuple[Request, Output] | None:
-        """The KV is here and nobody writes there any more: the request runs, or is complete.
+    def arrived(
+        self, handoff: int, first_token: int, kv_len: int, *, cached_blocks: int = 0
+    ) -> tuple[Request, Output] | None:
+        """The KV is here and nobody writes there any more: the request runs, or is complete. Prefill had computed
+        ``cached_blocks`` of it for others.
 
         None if the request ended before; its blocks are free then.
         """
@@ -76,6 +79,7 @@ class DecodeScheduler(Scheduler):
         self._close(handoff)
         request.handoff = None
         request.computed = kv_len
+        request.cached = min(cached_blocks * self._blocks.block_sizes[0], kv_len)
         self._run(request)
         return request, self._emit(request, first_token)
 

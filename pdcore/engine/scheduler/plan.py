@@ -47,6 +47,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
     blocks: BlockLists
     first_token: int
     kv_len: int
+    cached_blocks: int = 0
     logprobs: TokenLogprobs | None = None
 
 
@@ -84,6 +85,16 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     restart: str | None = None
 
 
+class PlanInMaking:
+    """What a plan holds so far."""
+
+    __slots__ = ("admit", "fail")
+
+    def __init__(self) -> None:
+        self.admit: list[Admit] = []
+        self.fail: list[Failure] = []
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What the computed tokens of a step mean: text for the leader, hand-offs for the transfer session."""
 
@@ -92,7 +103,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests by place at this instant (see ``places``), and how often one gave its blocks back so far."""
+    """Requests by place at this instant (see ``places``); and so far: how often one gave its blocks back, how many
+    prompt tokens could have been there already, and how many were."""
 
     bootstrap: int
     prealloc: int
@@ -100,3 +112,5 @@ class SchedulerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     retracted: int
     retracted_total: int
+    prefix_tokens: int = 0
+    prefix_hit_tokens: int = 0

@@ -16,6 +16,7 @@ from pdcore.engine.scheduler.base import Scheduler
 from pdcore.engine.scheduler.limits import STUCK_AFTER_S, SchedulerLimits
 from pdcore.engine.scheduler.places import Place
 from pdcore.engine.scheduler.plan import Handoff
+from pdcore.engine.scheduler.prefixes import Prefixes
 from pdcore.engine.scheduler.request import Request
 from pdcore.errors import ApiError
 
@@ -23,8 +24,10 @@ from pdcore.errors import ApiError
 class PrefillScheduler(Scheduler):
     """Rooms rather than request ids name a request towards the session. Events of unknown rooms are ignored."""
 
-    def __init__(self, limits: SchedulerLimits, blocks: BlockGroups) -> None:
-        super().__init__(limits, blocks)
+    def __init__(
+        self, limits: SchedulerLimits, blocks: BlockGroups, prefixes: Prefixes | None = None
+    ) -> None:
+        super().__init__(limits, blocks, prefixes)
         self._pinned: dict[int, tuple[BlockLists, float]] = {}
 
     def handshaken(self, room: int) -> None:
@@ -89,6 +92,7 @@ class PrefillScheduler(Scheduler):
             blocks=request.blocks,
             first_token=token,
             kv_len=request.known,
+            cached_blocks=request.cached // self._blocks.block_sizes[0],
         )
 
     def _let_go(self, request: Request) -> None:

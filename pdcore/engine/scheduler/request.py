@@ -18,7 +18,8 @@ class Request:
     of its ``known`` tokens (the prompt and everything sampled) do not. It ends when it knows ``most_known`` of them.
 
     ``needed`` are the blocks it waits for while it is in the line, ``peer`` the prefill instance that has its KV, and
-    ``handoff`` names the transfer under way.
+    ``handoff`` names the transfer under way. ``keys`` name its first full blocks, of which ``remembered`` can be found
+    by others; ``cached`` prompt tokens it found so itself.
 
     Changed by the scheduler that holds it and by nobody else. ``blocks`` is replaced only when the request grows.
     """
@@ -38,6 +39,9 @@ class Request:
     most_known: int = field(init=False)
     output: list[int] = field(default_factory=list)
     retractions: int = 0
+    keys: list[bytes] = field(default_factory=list)
+    remembered: int = 0
+    cached: int = 0
 
     def __post_init__(self) -> None:
         self.request_id = self.start.request_id
@@ -79,4 +83,4 @@ class Request:
 
     def give_back(self) -> None:
         """Forget what is computed; the tokens stay."""
-        self.blocks, self.capacity, self.computed = (), 0, 0
+        self.blocks, self.capacity, self.computed, self.remembered = (), 0, 0, 0

@@ -103,7 +103,10 @@ class Gathering:
             return [Drained(handoff=known.handoff)]
         (token, kv_len), *_ = [part.claim for part in known.parts]
         aux = next((part.aux for part in known.parts if isinstance(part.aux, TokenLogprobs)), None)
-        return [Arrived(handoff=known.handoff, first_token=token, kv_len=kv_len, aux=aux)]
+        cached = known.parts[0].slot.cached_blocks
+        return [
+            Arrived(handoff=known.handoff, first_token=token, kv_len=kv_len, aux=aux, cached_blocks=cached)
+        ]
 
 
 def _objection(parts: list[Part]) -> str:

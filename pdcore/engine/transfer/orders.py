@@ -79,13 +79,15 @@ class Expect(msgspec.Struct, frozen=True, kw_only=True, tag="expect"):
 
 
 class Send(msgspec.Struct, frozen=True, kw_only=True, tag="send"):
-    """The KV of a ``Handshaken`` room is complete in ``blocks``; they are read until ``WriteEnded``."""
+    """The KV of a ``Handshaken`` room is complete in ``blocks``; they are read until ``WriteEnded``. The first
+    ``cached_blocks`` of them were there before."""
 
     room: int
     blocks: BlockLists
     first_token: int
     kv_len: int
     aux: TokenLogprobs | None = None
+    cached_blocks: int = 0
 
 
 class Fail(msgspec.Struct, frozen=True, kw_only=True, tag="fail"):
@@ -155,12 +157,14 @@ class AbortHandoff(msgspec.Struct, frozen=True, kw_only=True, tag="abort_handoff
 
 
 class Arrived(msgspec.Struct, frozen=True, kw_only=True, tag="arrived"):
-    """KV and first token are here from all source ranks. The blocks belong to the request alone."""
+    """KV and first token are here from all source ranks. The blocks belong to the request alone. Prefill found
+    ``cached_blocks`` of them in its cache."""
 
     handoff: int
     first_token: int
     kv_len: int
     aux: TokenLogprobs | None = None
+    cached_blocks: int = 0
 
 
 class HandoffFailed(msgspec.Struct, frozen=True, kw_only=True, tag="handoff_failed"):

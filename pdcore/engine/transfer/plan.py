@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pdcore.engine.kv.layout import KvLayout
+from pdcore.engine.kv.region import group_offsets, paged, pool_bytes
 from pdcore.engine.transfer.aux_record import AUX_BYTES
 from pdcore.engine.transfer.slot import SLOT_BYTES
 
@@ -18,7 +19,6 @@ Column = npt.NDArray[np.int64]
 FEW_COPIES: Final = 32
 """Up to so many are looked at one by one: between two requests numpy's code leaves the caches, and coming back
 takes longer (0.1 ms a call, measured) than the loop."""
-_ALIGNMENT: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +60,17 @@ class RegionShape:
 
     def group_offset(self, group: int) -> int:
         """Where the blocks of group number ``group`` begin."""
-        return sum(_paged(size) for size in self._pools()[:group])
+        return group_offsets(self.layout, self.blocks)[group]
 
     @property
     def pool_bytes(self) -> int:
         """Bytes from the start of the region to the end of the last group's blocks."""
-        return self.group_offset(len(self.blocks) - 1) + self._pools()[-1]
+        return pool_bytes(self.layout, self.blocks)
 
     @property
     def slots_offset(self) -> int:
         """Where the slots begin."""
-        return _paged(self.pool_bytes)
+        return paged(self.pool_bytes)
 
     @property
     def nbytes(self) -> int:
@@ -96,15 +96,6 @@ class RegionShape:
     @property
     def _probes_offset(self) -> int:
         return self._aux_offset + self.slots * AUX_BYTES
-
-    def _pools(self) -> list[int]:
-        return [
-            count * group.block_bytes for count, group in zip(self.blocks, self.layout.groups, strict=True)
-        ]
-
-
-def _paged(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def _checked(name: str, index: int, count: int) -> int:

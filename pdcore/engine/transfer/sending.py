@@ -307,8 +307,7 @@ class SendingSession:
         assert plan is not None, "a room is only asked for over a link that was welcomed"
         aux = None
         if order.aux is not None:
-            record = aux_record.encode(order.aux, seq=shake.seq, room=order.room)
-            aux = (shape.aux_offset(shake.slot), record)
+            aux = shape.aux_offset(shake.slot), aux_record.encode(order.aux, seq=shake.seq, room=order.room)
         return WriteJob(
             room=order.room,
             token=token,
@@ -322,6 +321,7 @@ class SendingSession:
             slot_offset=shape.slot_offset(shake.slot),
             first_token=order.first_token,
             kv_len=order.kv_len,
+            cached_blocks=order.cached_blocks,
             deadline=shake.deadline,
         )
 

@@ -5,7 +5,7 @@ a late record. A reader therefore accepts a slot only if magic, checksum, seq *a
 reads as "not yet".
 
 Little-endian: magic u16, flags u16 (bit 0: an aux record lies at the same index), seq u64, room u64, token u32,
-kv_len u32, status u8, n_spec u8, 2 bytes of padding, spec 7 x u32, crc32 of the 60 bytes before it.
+kv_len u32, status u8, n_spec u8, cached_blocks u16, spec 7 x u32, crc32 of the 60 bytes before it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ import numpy.typing as npt
 SLOT_BYTES: Final = 64
 MAGIC: Final = 0x9D01
 MAX_SPEC: Final = 7
+MAX_CACHED: Final = (1 << 16) - 1
 _FEW: Final = 8
 """Up to so many slots are read one by one: see ``plan.FEW_COPIES``."""
 HAS_AUX: Final = 1
 
-_BODY: Final = struct.Struct("<HHQQIIBB2x7I")
+_BODY: Final = struct.Struct("<HHQQIIBBH7I")
 _CRC: Final = struct.Struct("<I")
 _SEQ_OFFSET: Final = 4
 _COLUMN: Final = np.dtype(
@@ -48,7 +49,10 @@ _STATUSES: Final = frozenset(int(status) for status in SlotStatus)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """What a prefill rank says at the end of one hand-off. ``token`` and ``kv_len`` count only if delivered."""
+    """What a prefill rank says at the end of one hand-off. ``token`` and ``kv_len`` count only if delivered.
+
+    So do ``cached_blocks``: how many of the prompt's blocks prefill had computed for others, ``MAX_CACHED`` at most.
+    """
 
     seq: int
     room: int
@@ -57,6 +61,7 @@ class Slot:
     status: SlotStatus
     spec: tuple[int, ...] = ()
     has_aux: bool = False
+    cached_blocks: int = 0
 
 
 def encode(slot: Slot) -> bytes:
@@ -74,6 +79,7 @@ def encode(slot: Slot) -> bytes:
             slot.kv_len,
             slot.status,
             len(slot.spec),
+            slot.cached_blocks,
             *spec,
         )
     except struct.error as error:
@@ -85,7 +91,7 @@ def decode(data: bytes) -> Slot | None:
     """The slot in 64 bytes, or None when they are not (yet) a whole one."""
     if len(data) != SLOT_BYTES or zlib.crc32(data[:-4]) != _CRC.unpack_from(data, SLOT_BYTES - 4)[0]:
         return None
-    magic, flags, seq, room, token, kv_len, status, n_spec, *spec = _BODY.unpack_from(data)
+    magic, flags, seq, room, token, kv_len, status, n_spec, cached, *spec = _BODY.unpack_from(data)
     if magic != MAGIC or n_spec > MAX_SPEC or status not in _STATUSES:
         return None
     return Slot(
@@ -96,6 +102,7 @@ def decode(data: bytes) -> Slot | None:
         status=SlotStatus(status),
         spec=tuple(spec[:n_spec]),
         has_aux=bool(flags & HAS_AUX),
+        cached_blocks=cached,
     )
 
 

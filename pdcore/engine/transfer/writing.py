@@ -50,6 +50,7 @@ class WriteJob:
     aux: tuple[int, bytes] | None = None
     first_token: int = 0
     kv_len: int = 0
+    cached_blocks: int = 0
     stopped: bool = False
 
 
@@ -219,6 +220,7 @@ class Writers:
             kv_len=job.kv_len if delivered else 0,
             status=status,
             has_aux=delivered and job.aux is not None,
+            cached_blocks=min(job.cached_blocks, slot.MAX_CACHED) if delivered else 0,
         )
         self._sender.write_bytes(job.token, job.slot_offset, slot.encode(record), job.seq)
         return not self._sender.ring(job.token, job.seq)

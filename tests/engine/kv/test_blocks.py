@@ -221,3 +221,68 @@ def test_random_histories_agree_with_the_dumb_model(seed: int) -> None:
     for owner in range(300):
         _step(rng, pool, dumb, owner)
         _agree(pool, dumb)
+
+
+def remembering() -> BlockPool:
+    """Of four blocks ``a`` has had 0, 1 and 2, of which the first two are remembered."""
+    pool = BlockPool(4)
+    pool.allocate(3, "a")
+    for block, key in enumerate(("first", "second")):
+        pool.remember(block, key)
+    pool.free_owner("a")
+    return pool
+
+
+def test_what_nobody_holds_is_remembered_until_its_block_is_needed() -> None:
+    pool = remembering()
+    assert (pool.free_blocks, pool.statistics().cached) == (4, 2)
+    assert (pool.find("first"), pool.find("second"), pool.find("third")) == (0, 1, None)
+    assert pool.allocate(2, "b") == (2, 3)
+    assert pool.allocate(1, "c") == (1,)  # of a prompt's blocks the last one goes first
+    assert (pool.find("first"), pool.find("second")) == (0, None)
+    assert pool.allocate(1, "d") == (0,)
+    assert pool.find("first") is None
+
+
+def test_a_shared_block_stays_until_its_last_owner_lets_go() -> None:
+    pool = remembering()
+    pool.share((0, 1), "b")
+    pool.share((0,), "c")
+    assert (pool.statistics().used, pool.free_blocks) == (2, 2)
+    assert pool.extend(1, "c") == (2,)
+    pool.free_owner("b")
+    assert pool.owned("c") == (0, 2)
+    assert (pool.find("second"), pool.statistics().used) == (1, 2)
+    pool.free_owner("c")
+    assert (pool.free_blocks, pool.statistics().cached) == (4, 2)
+
+
+def test_a_remembered_block_with_a_pin_lingers_and_can_be_shared() -> None:
+    pool = remembering()
+    pool.share((0,), "b")
+    pool.pin((0,))
+    pool.free_owner("b")
+    assert pool.statistics().lingering == 1
+    assert pool.allocate(4, "c") is None
+    pool.share((0,), "c")
+    pool.unpin((0,))
+    assert pool.statistics().used == 1
+
+
+@pytest.mark.parametrize(
+    ("act", "why"),
+    [
+        (lambda pool: pool.share((2,), "b"), "cannot be shared"),
+        (lambda pool: pool.share((0, 0), "b"), "twice"),
+        (lambda pool: pool.remember(0, "third"), "no owner"),
+        (lambda pool: (pool.share((0,), "b"), pool.share((0,), "b")), "cannot be shared with 'b'"),
+        (lambda pool: (pool.share((0,), "b"), pool.share((0,), "c"), pool.free((0,))), "several owners"),
+        (
+            lambda pool: (pool.share((0,), "b"), pool.share((0,), "c"), pool.quarantine((0,), "k")),
+            "several owners",
+        ),
+    ],
+)
+def test_wrong_sharing_is_refused(act: Callable[[BlockPool], object], why: str) -> None:
+    with pytest.raises(BlockError, match=why):
+        act(remembering())

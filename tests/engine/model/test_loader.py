@@ -11,8 +11,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pdcore.engine import device
-from pdcore.engine.model.causal import CausalModel
+from pdcore.engine.model.causal import CausalModel, Layer
 from pdcore.engine.model.config import ModelConfig
+from pdcore.engine.model.layers import GroupedAttention, Linear
 from pdcore.engine.model.loader import load
 from pdcore.errors import ConfigError
 from tests.support.tiny_models import write_tiny_llama, write_tiny_qwen3
@@ -25,6 +26,11 @@ INDEX = "model.safetensors.index.json"
 
 def loaded(directory: Path, dtype: str = "float32") -> CausalModel:
     return load(directory, ModelConfig.from_directory(directory), device.select("cpu"), dtype)
+
+
+def qkv_of(layer: Layer) -> Linear:
+    assert isinstance(layer.attention, GroupedAttention)
+    return layer.attention.qkv
 
 
 def problem(directory: Path) -> str:
@@ -59,7 +65,9 @@ def test_a_head_stored_beside_tied_embeddings_is_not_needed(tmp_path: Path) -> N
 
 def test_weights_take_the_asked_dtype(tmp_path: Path) -> None:
     model = loaded(write_tiny_llama(tmp_path), "bfloat16")
-    assert {model.dtype, model.layers[0].qkv.weight.dtype, model.final_norm.dtype} == {torch.bfloat16}
+    assert {model.dtype, qkv_of(model.layers[0]).weight.dtype, model.final_norm.weight.dtype} == {
+        torch.bfloat16
+    }
     assert model.frequency.dtype == torch.float32
 
 
@@ -69,10 +77,11 @@ def test_shards_hold_the_same_model(tmp_path: Path) -> None:
     )
     assert torch.equal(whole.head, parts.head)
     for one, other in zip(whole.layers, parts.layers, strict=True):
-        assert torch.equal(one.qkv.weight, other.qkv.weight)
-        assert one.qkv.bias is not None
-        assert other.qkv.bias is not None
-        assert torch.equal(one.qkv.bias, other.qkv.bias)
+        assert torch.equal(qkv_of(one).weight, qkv_of(other).weight)
+        mine, theirs = qkv_of(one).bias, qkv_of(other).bias
+        assert mine is not None
+        assert theirs is not None
+        assert torch.equal(mine, theirs)
 
 
 def test_progress_counts_layers(tmp_path: Path) -> None:

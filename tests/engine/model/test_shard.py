@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from pdcore.engine import device
 from pdcore.engine.kv.layout import held_heads
-from pdcore.engine.model.causal import CausalModel
+from pdcore.engine.model.causal import CausalModel, Layer
 from pdcore.engine.model.config import ModelConfig
+from pdcore.engine.model.layers import GatedMlp, GroupedAttention, Linear
 from pdcore.engine.model.loader import load
 from pdcore.engine.model.shard import WHOLE, Shard, shard_problems
 from pdcore.errors import ConfigError
@@ -82,25 +83,37 @@ def test_such_a_model_is_not_loaded(tiny_model: TinyModel) -> None:
     assert len(caught.value.problems) == 3
 
 
+def attention_of(layer: Layer) -> GroupedAttention:
+    assert isinstance(layer.attention, GroupedAttention)
+    return layer.attention
+
+
+def summed_in(layer: Layer) -> tuple[Linear, Linear]:
+    assert isinstance(layer.mlp, GatedMlp)
+    return attention_of(layer).out, layer.mlp.down
+
+
 def test_shards_hold_every_row_and_column_once(tiny_model: TinyModel) -> None:
     directory = tiny_model("llama-biases-shards")
     whole, parts = loaded(directory, 0, 1), [loaded(directory, tp, 2) for tp in (0, 1)]
     for number, layer in enumerate(whole.layers):
         own = [part.layers[number] for part in parts]
-        query, key, value = torch.split(layer.qkv.weight, [128, 64, 64])
-        halves = [torch.split(part.qkv.weight, [64, 32, 32]) for part in own]
+        query, key, value = torch.split(attention_of(layer).qkv.weight, [128, 64, 64])
+        halves = [torch.split(attention_of(part).qkv.weight, [64, 32, 32]) for part in own]
         for kind, rows in enumerate((query, key, value)):
             assert torch.equal(torch.cat([half[kind] for half in halves]), rows)
-        for name in ("out", "down"):
-            assert torch.equal(
-                torch.cat([getattr(part, name).weight for part in own], dim=1), getattr(layer, name).weight
-            )
-            assert torch.equal(getattr(own[0], name).bias, getattr(layer, name).bias)
-            assert getattr(own[1], name).bias is None
+        for whole_one, first, second in zip(summed_in(layer), *map(summed_in, own), strict=True):
+            assert torch.equal(torch.cat([first.weight, second.weight], dim=1), whole_one.weight)
+            assert first.bias is not None
+            assert whole_one.bias is not None
+            assert torch.equal(first.bias, whole_one.bias)
+            assert second.bias is None
 
 
 def test_more_ranks_than_key_value_heads_hold_copies(tiny_model: TinyModel) -> None:
-    first, second, third = (loaded(tiny_model("qwen3"), tp, 4).layers[0].qkv.weight for tp in (0, 1, 2))
+    first, second, third = (
+        attention_of(loaded(tiny_model("qwen3"), tp, 4).layers[0]).qkv.weight for tp in (0, 1, 2)
+    )
     keys = slice(2 * 32, None)
     assert torch.equal(first[keys], second[keys])
     assert not torch.equal(first[keys], third[keys])
