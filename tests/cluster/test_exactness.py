@@ -88,6 +88,25 @@ def test_a_seed_gives_the_same_sample_through_a_pair_and_alone(fleet: Fleet, uni
     assert len(texts) == 5
 
 
+@pytest.mark.integration
+@pytest.mark.slow
+def test_samples_and_first_token_logprobs_through_a_pair_are_those_of_one_alone(
+    fleet: Fleet, unified: Engine
+) -> None:
+    body = {"model": "tiny", "prompt": ["sample me", "x"], "n": 3, "max_tokens": 8, "seed": 3, "logprobs": 2}
+    choices = [
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=120, trust_env=False).json()["choices"]
+        for server in (fleet.router, unified)
+    ]
+    texts = [[choice["text"] for choice in some] for some in choices]
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) == 6
+    for one, other in zip(*choices, strict=True):
+        assert one["logprobs"]["tokens"] == other["logprobs"]["tokens"]
+        expected = pytest.approx(other["logprobs"]["token_logprobs"], abs=1e-4)
+        assert one["logprobs"]["token_logprobs"] == expected
+
+
 @pytest.mark.cluster
 def test_twenty_prompts_on_a_tiny_qwen3(tmp_path: Path) -> None:
     model = write_tiny_qwen3(tmp_path / "model")

@@ -62,3 +62,9 @@ class Golden:
             logits = self._model(torch.tensor([tokens])).logits[0, -1]
         best = torch.topk(logits, 2).values
         return float(best[0] - best[1])
+
+    def logprobs(self, tokens: list[int]) -> torch.Tensor:
+        """Log probabilities of every token after ``tokens``, float64 ``[vocab]``."""
+        with torch.inference_mode():
+            logits: torch.Tensor = self._model(torch.tensor([tokens])).logits[0, -1]
+        return logits.double().log_softmax(dim=-1)
