@@ -18,10 +18,10 @@ from typing import Final
 
 from pdcore.clock import Clock, SystemClock
 from pdcore.engine.transfer.engine import EngineCaps
+from pdcore.engine.transfer.library_receiver import LibraryReceiver
+from pdcore.engine.transfer.library_sender import LibrarySender
 from pdcore.engine.transfer.memory import Region
 from pdcore.engine.transfer.mooncake_library import Engine, Library, load
-from pdcore.engine.transfer.mooncake_receiver import MooncakeReceiver
-from pdcore.engine.transfer.mooncake_sender import MooncakeSender
 from pdcore.engine.transfer.tcp_sender import TcpSender
 
 NAME: Final = "mooncake"
@@ -53,18 +53,11 @@ class MooncakeEngine:
         """Nobody looks at what arrives; the bell comes over our own link."""
         return EngineCaps(cross_host=True, can_revoke=False, requires_doorbell=True)
 
-    def receiver(self, region: Region) -> MooncakeReceiver:
+    def receiver(self, region: Region) -> LibraryReceiver:
         """Decode's end."""
-        return MooncakeReceiver(
-            region,
-            name=NAME,
-            engine=self._engine(),
-            secret=self.secret,
-            timeout_s=self.timeout_s,
-            clock=self.clock,
-        )
+        return LibraryReceiver(region, name=NAME, engine=self._engine(), secret=self.secret, clock=self.clock)
 
-    def sender(self, source: memoryview, runtime_dir: Path) -> MooncakeSender:
+    def sender(self, source: memoryview, runtime_dir: Path) -> LibrarySender:
         """Prefill's end."""
         control = TcpSender(
             source,
@@ -74,7 +67,7 @@ class MooncakeEngine:
             timeout_s=float(self.timeout_s),
             clock=self.clock,
         )
-        return MooncakeSender(source, control=control, engine=self._engine(), clock=self.clock)
+        return LibrarySender(source, name=NAME, control=control, engine=self._engine(), clock=self.clock)
 
     def _engine(self) -> Engine:
         return Engine(self.bind_ip, self.protocol, self.device, self.timeout_s, self.load)

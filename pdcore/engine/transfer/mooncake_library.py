@@ -84,6 +84,11 @@ class Engine:
                 library.unregister_memory(address)
 
     @property
+    def timeout_s(self) -> float:
+        """What the library is told, and at least what it takes."""
+        return float(max(SHORTEST_TIMEOUT_S, self._timeout_s))
+
+    @property
     def session(self) -> str:
         """How peers call us; known only now."""
         return f"{self._where[0]}:{self._opened.get_rpc_port()}"

@@ -15,10 +15,10 @@ import pytest
 
 from pdcore.engine.transfer import mooncake_library
 from pdcore.engine.transfer.engine import Linked, Lost
+from pdcore.engine.transfer.library_receiver import LibraryReceiver
+from pdcore.engine.transfer.library_sender import LibrarySender
 from pdcore.engine.transfer.memory import Region
 from pdcore.engine.transfer.mooncake import MooncakeEngine
-from pdcore.engine.transfer.mooncake_receiver import MooncakeReceiver
-from pdcore.engine.transfer.mooncake_sender import MooncakeSender
 from pdcore.engine.transfer.plan import WriteOps
 from pdcore.errors import ConfigError, PeerGone, RejectedByPeer, TransferTimeout
 from tests.engine.transfer.block_copies import copy_blocks
@@ -93,19 +93,19 @@ def region() -> Iterator[Region]:
 
 
 @pytest.fixture
-def sender(engine: MooncakeEngine, runtime_dir: Path) -> Iterator[MooncakeSender]:
+def sender(engine: MooncakeEngine, runtime_dir: Path) -> Iterator[LibrarySender]:
     with engine.sender(memoryview(bytearray(range(256)) * 32), runtime_dir) as opened:
         yield opened
 
 
 @pytest.fixture
-def receiver(engine: MooncakeEngine, region: Region) -> Iterator[MooncakeReceiver]:
+def receiver(engine: MooncakeEngine, region: Region) -> Iterator[LibraryReceiver]:
     with engine.receiver(region) as opened:
         yield opened
 
 
 @pytest.fixture
-def linked(sender: MooncakeSender, receiver: MooncakeReceiver) -> tuple[MooncakeSender, MooncakeReceiver]:
+def linked(sender: LibrarySender, receiver: LibraryReceiver) -> tuple[LibrarySender, LibraryReceiver]:
     receiver.connect(sender.endpoint(), TOKEN)
     eventually_now(lambda: list(sender.drain()) == [Linked(TOKEN, NBYTES)], 10, "the link")
     eventually_now(lambda: receiver.drain() == [Linked(TOKEN, NBYTES)], 10, "the welcome")
@@ -113,7 +113,7 @@ def linked(sender: MooncakeSender, receiver: MooncakeReceiver) -> tuple[Mooncake
 
 
 def test_writes_go_where_the_offer_said(
-    linked: tuple[MooncakeSender, MooncakeReceiver], region: Region
+    linked: tuple[LibrarySender, LibraryReceiver], region: Region
 ) -> None:
     sender, _receiver = linked
     sender.write(TOKEN, copy_blocks([1], [2], 256), 1)
@@ -126,7 +126,7 @@ def test_writes_go_where_the_offer_said(
 @pytest.mark.parametrize("answer", [-1, 1])
 @pytest.mark.parametrize(("takes_s", "raised"), [(0.2, PeerGone), (5.0, TransferTimeout)])
 def test_every_answer_but_zero_leaves_doubt(
-    linked: tuple[MooncakeSender, MooncakeReceiver],
+    linked: tuple[LibrarySender, LibraryReceiver],
     library: FakeLibrary,
     answer: int,
     takes_s: float,
@@ -138,7 +138,7 @@ def test_every_answer_but_zero_leaves_doubt(
     assert caught.value.in_doubt
 
 
-def test_what_the_library_does_not_check_we_do(linked: tuple[MooncakeSender, MooncakeReceiver]) -> None:
+def test_what_the_library_does_not_check_we_do(linked: tuple[LibrarySender, LibraryReceiver]) -> None:
     sender, _receiver = linked
     for source, target in (([0], [32]), ([32], [0])):
         with pytest.raises(RejectedByPeer):
@@ -149,7 +149,7 @@ def test_what_the_library_does_not_check_we_do(linked: tuple[MooncakeSender, Moo
 
 
 def test_a_page_in_doubt_is_not_written_again_before_its_link_is_released(
-    linked: tuple[MooncakeSender, MooncakeReceiver], library: FakeLibrary
+    linked: tuple[LibrarySender, LibraryReceiver], library: FakeLibrary
 ) -> None:
     sender, receiver = linked
     sender.write_bytes(TOKEN, 0, b"one", 1)
@@ -169,7 +169,7 @@ def test_a_page_in_doubt_is_not_written_again_before_its_link_is_released(
 
 
 def test_the_fence_comes_the_librarys_timeout_after_the_end_of_the_link(
-    linked: tuple[MooncakeSender, MooncakeReceiver], clock: ShiftedClock
+    linked: tuple[LibrarySender, LibraryReceiver], clock: ShiftedClock
 ) -> None:
     sender, receiver = linked
     assert receiver.revoke(TOKEN, 1), "nothing was asked for yet"
@@ -183,7 +183,7 @@ def test_the_fence_comes_the_librarys_timeout_after_the_end_of_the_link(
 
 
 def test_a_link_on_which_nothing_was_asked_is_lost_at_once(
-    linked: tuple[MooncakeSender, MooncakeReceiver],
+    linked: tuple[LibrarySender, LibraryReceiver],
 ) -> None:
     sender, receiver = linked
     sender.release(TOKEN)

@@ -1,4 +1,4 @@
-"""Prefill's end of ``mooncake``: checks what the library does not, and calls it in the writers' threads."""
+"""Prefill's end of an engine whose bytes a library moves: checks what that does not, calls it in the writers' threads."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Final, Self
 
 from pdcore.clock import Clock
 from pdcore.engine.transfer.engine import Linked, Lost
+from pdcore.engine.transfer.library import MovesBytes
 from pdcore.engine.transfer.memory import address_of
-from pdcore.engine.transfer.mooncake_library import SHORTEST_TIMEOUT_S, Engine
 from pdcore.engine.transfer.plan import WriteOps, check_bounds
 from pdcore.engine.transfer.tcp_sender import TcpSender
 from pdcore.errors import PeerError, PeerGone, RejectedByPeer, TransferTimeout
@@ -30,15 +30,18 @@ class _Target:
     nbytes: int
 
 
-class MooncakeSender:
+class LibrarySender:
     """See :class:`pdcore.engine.transfer.engine.Sender`.
 
     Mutable state: ``_targets`` by token, changed by the loop's thread only; ``_pages`` (registered memory for records,
     free ones) and ``_doubtful`` (by token, pages that a write in doubt may still be read from), under ``_lock``.
     """
 
-    def __init__(self, source: memoryview, *, control: TcpSender, engine: Engine, clock: Clock) -> None:
+    def __init__(
+        self, source: memoryview, *, name: str, control: TcpSender, engine: MovesBytes, clock: Clock
+    ) -> None:
         self._source = source
+        self._name = name
         self._control = control
         self._engine = engine
         self._clock = clock
@@ -141,9 +144,9 @@ class MooncakeSender:
         began = self._clock.now()
         if self._engine.write(target.session, sources, targets, lengths):
             return
-        if self._clock.now() - began >= SHORTEST_TIMEOUT_S:
-            raise TransferTimeout("mooncake had no answer from the decode rank in time", in_doubt=True)
-        raise PeerGone("mooncake could not write to the decode rank", in_doubt=True)
+        if self._clock.now() - began >= self._engine.timeout_s:
+            raise TransferTimeout(f"{self._name} had no answer from the decode rank in time", in_doubt=True)
+        raise PeerGone(f"{self._name} could not write to the decode rank", in_doubt=True)
 
     def _take_page(self) -> memoryview:
         with self._lock:

@@ -1,4 +1,5 @@
-"""Decode's end of ``mooncake``: registers the region, announces it, and waits the library's timeout for the fence."""
+"""Decode's end of an engine whose bytes a library moves: registers the region, announces it over a link of ours, and
+waits the library's timeout for the fence."""
 
 from __future__ import annotations
 
@@ -10,29 +11,27 @@ from typing import Final, Self
 
 from pdcore.clock import Clock
 from pdcore.engine.transfer.engine import Linked, Lost, Revoked, Rung
+from pdcore.engine.transfer.library import MovesBytes
 from pdcore.engine.transfer.memory import Region, address_of
-from pdcore.engine.transfer.mooncake_library import SHORTEST_TIMEOUT_S, Engine
 from pdcore.engine.transfer.tcp_receiver import TcpReceiver
 
 _GRACE_S: Final = 1.0
 """What the library adds to its timeout for the bytes of our largest call."""
 
 
-class MooncakeReceiver:
+class LibraryReceiver:
     """See :class:`pdcore.engine.transfer.engine.Receiver`.
 
     Mutable state: ``_asked`` are the links on which writes were asked for, ``_fencing`` those that ended and the instant
     from which nothing of them lands. A due fence is told by the next ``drain``, for which no descriptor wakes anybody.
     """
 
-    def __init__(
-        self, region: Region, *, name: str, engine: Engine, secret: bytes, timeout_s: int, clock: Clock
-    ) -> None:
+    def __init__(self, region: Region, *, name: str, engine: MovesBytes, secret: bytes, clock: Clock) -> None:
         self._region = region
         self._name = name
         self._engine = engine
         self._secret = secret
-        self._fence_s = max(SHORTEST_TIMEOUT_S, timeout_s) + _GRACE_S
+        self._fence_s = engine.timeout_s + _GRACE_S
         self._clock = clock
         self._asked: set[bytes] = set()
         self._fencing: deque[tuple[float, Lost]] = deque()
