@@ -43,7 +43,7 @@ RECIPE_FLAGS: Final = (
         name="engine_backend",
         setting="transfer_engine",
         metavar="NAME",
-        help="mooncake, as --transfer-engine.",
+        help="memfabric or mooncake, as --transfer-engine.",
     ),
     RecipeFlag(
         name="node_index",

@@ -59,10 +59,6 @@ def serve(**given: str | None) -> None:
 
 
 def _refuse_what_is_not_there(given: Given) -> None:
-    if given["engine_backend"] == "memfabric":
-        raise ConfigError(
-            "--engine-backend memfabric: there is no adapter for it yet; mooncake is the other one"
-        )
     for name in ("prefill_addrs", "decode_addrs"):
         if given[name] is not None:
             raise ConfigError(f"--{dashed(name)}: is for --role router")

@@ -199,7 +199,7 @@ ENGINE: Final = (
     ),
     Setting(
         name="transfer_engine",
-        help="How KV moves: shm (one machine), tcp, mooncake (extra mooncake), memfabric; auto takes shm where both "
+        help="How KV moves: shm (one machine), tcp, mooncake (extra mooncake), memfabric (extra ascend); auto takes shm where both "
         "are on one machine, else tcp.",
         parse=one_of("auto", "shm", "tcp", "mooncake", "memfabric"),
         default="auto",
@@ -220,6 +220,20 @@ ENGINE: Final = (
         name="mooncake_device",
         help="Devices that mooncake may use, in its own words; its own choice unless given.",
         parse=text,
+    ),
+    Setting(
+        name="memfabric_protocol",
+        help="sdma (within a supernode) or device_rdma.",
+        parse=one_of("sdma", "device_rdma"),
+        default="sdma",
+        other_variables=("ASCEND_MF_TRANSFER_PROTOCOL",),
+    ),
+    Setting(
+        name="memfabric_store",
+        help="tcp://HOST:PORT of the store that memfabric before 1.2 needs; later versions need none.",
+        parse=text,
+        metavar="URL",
+        other_variables=("ASCEND_MF_STORE_URL",),
     ),
     Setting(
         name="transfer_threads",
@@ -282,6 +296,8 @@ class EngineConfig(ListenConfig):
     transfer_secret: str | None = field(repr=False)
     mooncake_protocol: str
     mooncake_device: str | None
+    memfabric_protocol: str
+    memfabric_store: str | None
     transfer_threads: int
     peer_silence_s: float
     torch_threads: int | None

@@ -86,6 +86,8 @@ class Machine:
             transfer_secret=config.transfer_secret,
             mooncake_protocol=config.mooncake_protocol,
             mooncake_device=config.mooncake_device,
+            memfabric_protocol=config.memfabric_protocol,
+            memfabric_store=config.memfabric_store,
             transfer_threads=config.transfer_threads,
             peer_silence_s=config.peer_silence_s,
             torch_threads=config.torch_threads or self._share_of_cores(),

@@ -58,6 +58,8 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     transfer_secret: str | None = None
     mooncake_protocol: str = "tcp"
     mooncake_device: str | None = None
+    memfabric_protocol: str = "sdma"
+    memfabric_store: str | None = None
     transfer_threads: int
     peer_silence_s: float = 20.0
     torch_threads: int | None

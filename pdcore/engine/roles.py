@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -27,6 +26,8 @@ from pdcore.engine.scheduler.prefixes import Prefixes
 from pdcore.engine.scheduler.unified import UnifiedScheduler
 from pdcore.engine.sides import NoSide, Side
 from pdcore.engine.transfer.mapping import GroupSizes, RankMapping, spread_of
+from pdcore.engine.transfer.memfabric_library import Terms
+from pdcore.engine.transfer.memory import private
 from pdcore.engine.transfer.offered import OfferedEngines
 from pdcore.engine.transfer.orders import DecodeGroup
 from pdcore.engine.transfer.receiving import ReceivingSession
@@ -106,11 +107,17 @@ class Surroundings:
             bind_ip=spec.rank_ip,
             secret=(spec.transfer_secret or "").encode(),
             mooncake=(spec.mooncake_protocol, spec.mooncake_device or ""),
+            memfabric=Terms(
+                host=spec.rank_ip,
+                protocol=spec.memfabric_protocol,
+                store=spec.memfabric_store,
+                device=spec.device_index,
+            ),
         )
 
     def private_memory(self) -> memoryview:
         """Memory for the pool that no other process can map."""
-        return memoryview(mmap.mmap(-1, self.pool_bytes))
+        return private(self.pool_bytes, self.engine.caps.alignment)
 
 
 def open_side(around: Surroundings) -> RoleParts:

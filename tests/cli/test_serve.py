@@ -138,7 +138,6 @@ REFUSALS = [
     ),
     ("--role router --prefill-addrs p0 --kv-tokens 7", "--kv-tokens: is not for --role router"),
     ("--role router --prefill-addrs p0/x", "--prefill / PDCORE_PREFILL: 'p0/x' must be HOST[:PORT]"),
-    (f"{LISTED} --engine_backend memfabric", "--engine-backend memfabric: there is no adapter for it yet"),
     (f"{LISTED} --prefill-addrs p0", "--prefill-addrs: is for --role router"),
     (
         f"{LISTED} --node-index 0",
@@ -181,10 +180,6 @@ REFUSALS = [
 @pytest.mark.parametrize(("line", "says"), REFUSALS, ids=[row[1][:40] for row in REFUSALS])
 def test_what_cannot_work_is_a_sentence_and_exit_status_2(line: str, says: str) -> None:
     assert says in refused(line)
-
-
-def test_what_is_not_there_yet_is_one_line() -> None:
-    assert len(refused(f"{LISTED} --engine-backend memfabric").splitlines()) == 1
 
 
 def test_a_router_takes_the_leaders_addresses_and_its_own_settings() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from pdcore.errors import ConfigError, PeerGone
+from pdcore.errors import PeerGone
 
 AUTO: Final = ("shm", "tcp")
 SETTINGS: Final = ("auto", "shm", "tcp", "mooncake", "memfabric")
@@ -21,11 +21,7 @@ Offers = dict[str, Mapping[str, object]]
 
 
 def engine_names(setting: str) -> tuple[str, ...]:
-    """The engines that ``--transfer-engine`` stands for, the best first; ``ConfigError`` for one that is not built."""
-    if setting == "memfabric":
-        raise ConfigError(
-            "--transfer-engine memfabric: this version has no adapter for it; use auto, shm, tcp or mooncake"
-        )
+    """The engines that ``--transfer-engine`` stands for, the best first."""
     return AUTO if setting == "auto" else (setting,)
 
 

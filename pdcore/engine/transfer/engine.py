@@ -20,18 +20,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from pdcore.engine.transfer.memory import Region
+from pdcore.engine.transfer.memory import PAGE, Region
 from pdcore.engine.transfer.plan import WriteOps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCaps:
     """What an engine can do. ``cross_host``: reach another machine. ``can_revoke``: prove that a revoked seq lands no
-    more while its link lives. ``requires_doorbell``: a slot counts only after its ``Rung``."""
+    more while its link lives. ``requires_doorbell``: a slot counts only after its ``Rung``. ``alignment``: memory that
+    it is to read or write begins at a multiple of so many bytes."""
 
     cross_host: bool
     can_revoke: bool
     requires_doorbell: bool
+    alignment: int = PAGE
 
 
 @dataclass(frozen=True, slots=True)

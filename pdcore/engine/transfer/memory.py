@@ -13,6 +13,7 @@ import os
 from types import TracebackType
 from typing import Final, Self
 
+PAGE: Final = mmap.PAGESIZE
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MADV_DONTFORK: Final = 10
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
@@ -59,21 +60,44 @@ def check(fd: int, nbytes: int) -> None:
 class Region:
     """A decode rank's registered memory: ``nbytes``, zeroed once, open from ``with`` to its end.
 
-    The mapping itself stays for as long as a tensor or a view over it does: the last one unmaps it.
+    The mapping itself stays for as long as a tensor or a view over it does: the last one unmaps it. Memory that is to
+    begin at a multiple of more than a page is no file, and so cannot be mapped by others.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, alignment: int = PAGE) -> None:
         self.nbytes = nbytes
+        self._alignment = alignment
+        self._fd: int | None = None
 
     def __enter__(self) -> Self:
-        self.fd = create(self.nbytes)
-        self.memory = memoryview(mmap.mmap(self.fd, self.nbytes))
+        if self._alignment > PAGE:
+            self.memory = private(self.nbytes, self._alignment)
+        else:
+            self._fd = create(self.nbytes)
+            self.memory = memoryview(mmap.mmap(self._fd, self.nbytes))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self.fd)
+        if self._fd is not None:
+            os.close(self._fd)
+
+    @property
+    def fd(self) -> int:
+        """What others map."""
+        if self._fd is None:
+            raise RuntimeError("this region is nobody else's to map")
+        return self._fd
+
+
+def private(nbytes: int, alignment: int = PAGE) -> memoryview:
+    """Zeroed memory that no other process can map, from a multiple of ``alignment`` on."""
+    if alignment <= PAGE:
+        return memoryview(mmap.mmap(-1, nbytes))
+    whole = memoryview(mmap.mmap(-1, nbytes + alignment))
+    first = -address_of(whole) % alignment
+    return whole[first : first + nbytes]
 
 
 class Mapping:

@@ -20,11 +20,13 @@ from pdcore.clock import Clock, SystemClock
 from pdcore.engine.transfer.engine import EngineCaps
 from pdcore.engine.transfer.library_receiver import LibraryReceiver
 from pdcore.engine.transfer.library_sender import LibrarySender
-from pdcore.engine.transfer.memory import Region
+from pdcore.engine.transfer.memory import PAGE, Region
 from pdcore.engine.transfer.mooncake_library import Engine, Library, load
 from pdcore.engine.transfer.tcp_sender import TcpSender
 
 NAME: Final = "mooncake"
+ASCEND_ALIGNMENT: Final = 2 << 20
+"""What links between devices ask of addresses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,8 @@ class MooncakeEngine:
     @property
     def caps(self) -> EngineCaps:
         """Nobody looks at what arrives; the bell comes over our own link."""
-        return EngineCaps(cross_host=True, can_revoke=False, requires_doorbell=True)
+        alignment = ASCEND_ALIGNMENT if self.protocol == "ascend" else PAGE
+        return EngineCaps(cross_host=True, can_revoke=False, requires_doorbell=True, alignment=alignment)
 
     def receiver(self, region: Region) -> LibraryReceiver:
         """Decode's end."""

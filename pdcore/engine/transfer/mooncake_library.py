@@ -44,6 +44,8 @@ def load(protocol: str, timeout_s: int) -> Library:
             "MC_TCP_ENABLE_CONNECTION_POOL": "1",
             "MC_TCP_SLICE_SIZE": str(1 << 20),
         }
+    if protocol == "ascend":
+        settings["ASCEND_TRANSFER_TIMEOUT"] = str(1000 * max(SHORTEST_TIMEOUT_S, timeout_s))
     os.environ.update(settings)
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
     try:

@@ -22,6 +22,8 @@ from pdcore.engine.transfer.engine import (
     Sender,
     TransferEngine,
 )
+from pdcore.engine.transfer.memfabric import MemfabricEngine
+from pdcore.engine.transfer.memfabric_library import Terms
 from pdcore.engine.transfer.memory import Region
 from pdcore.engine.transfer.mooncake import MooncakeEngine
 from pdcore.engine.transfer.plan import WriteOps
@@ -40,9 +42,10 @@ class OfferedEngines:
         self._engines = tuple(engines)
 
     @classmethod
-    def named(cls, setting: str, *, bind_ip: str, secret: bytes, mooncake: tuple[str, str]) -> Self:
-        """What ``--transfer-engine`` asks for. ``mooncake`` is its protocol and device. ``ConfigError`` for one that is
-        not built."""
+    def named(
+        cls, setting: str, *, bind_ip: str, secret: bytes, mooncake: tuple[str, str], memfabric: Terms
+    ) -> Self:
+        """What ``--transfer-engine`` asks for. ``mooncake`` is its protocol and device."""
         protocol, device = mooncake
         build: dict[str, Callable[[], TransferEngine]] = {
             "shm": ShmEngine,
@@ -50,6 +53,7 @@ class OfferedEngines:
             "mooncake": lambda: MooncakeEngine(
                 bind_ip=bind_ip, protocol=protocol, device=device, secret=secret
             ),
+            "memfabric": lambda: MemfabricEngine(terms=memfabric, secret=secret),
         }
         return cls([build[name]() for name in engine_names(setting)])
 
@@ -71,6 +75,7 @@ class OfferedEngines:
             cross_host=any(caps.cross_host for caps in each),
             can_revoke=any(caps.can_revoke for caps in each),
             requires_doorbell=any(caps.requires_doorbell for caps in each),
+            alignment=max(caps.alignment for caps in each),
         )
 
     def receiver(self, region: Region) -> OfferedReceiver:

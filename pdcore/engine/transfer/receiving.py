@@ -81,7 +81,7 @@ class ReceivingSession:
         self._clock = clock
         self._resend_s = resend_s
         self._silence_s = silence_s
-        self._region = Region(self._shape.nbytes)
+        self._region = Region(self._shape.nbytes, engine.caps.alignment)
         self._receiver = engine.receiver(self._region)
         self._ledger = ReceiveLedger(slots_total=slots, resend_s=resend_s)
         self._gathering = Gathering()

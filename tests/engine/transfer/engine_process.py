@@ -20,12 +20,15 @@ from typing import Final
 import numpy as np
 
 from pdcore.engine.transfer.engine import Receiver, Sender, TransferEngine
+from pdcore.engine.transfer.memfabric import MemfabricEngine
+from pdcore.engine.transfer.memfabric_library import Terms
 from pdcore.engine.transfer.memory import Region
 from pdcore.engine.transfer.mooncake import MooncakeEngine
 from pdcore.engine.transfer.plan import WriteOps
 from pdcore.engine.transfer.shm import ShmEngine
 from pdcore.engine.transfer.tcp import TcpEngine
 from pdcore.errors import PeerError
+from tests.support.fake_ascend import FakeMooncake, Machine, memfabric
 
 NBYTES: Final = 32 << 20
 BLOCK: Final = 4096
@@ -34,12 +37,27 @@ TCP_TIMEOUT_S: Final = 1.0
 IP: Final = "127.0.0.1"
 
 
-def engine_named(name: str) -> TransferEngine:
-    """An engine of this machine, as impatient as it can be."""
+def engine_named(name: str, directory: Path) -> TransferEngine:
+    """An engine of this machine, as impatient as it can be; those of devices on stand-ins for their libraries.
+
+    MemFabric before 1.2 finds its store's URL in the file ``store`` of ``directory``.
+    """
+    machine = Machine(directory)
+    store = directory / "store"
+    terms = Terms(host=IP, protocol="sdma", store=store.read_text() if store.exists() else None, device=0)
     engines: dict[str, Callable[[], TransferEngine]] = {
         "shm": ShmEngine,
         "tcp": lambda: TcpEngine(bind_ip=IP, secret=b"a secret", timeout_s=TCP_TIMEOUT_S),
         "mooncake": lambda: MooncakeEngine(bind_ip=IP, secret=b"a secret"),
+        "mooncake-ascend": lambda: MooncakeEngine(
+            bind_ip=IP, protocol="ascend", secret=b"a secret", load=lambda *_: FakeMooncake(machine)
+        ),
+        "memfabric-1.0": lambda: MemfabricEngine(
+            terms=terms, secret=b"a secret", load=memfabric(machine, (1, 0, 5)), timeout_s=5
+        ),
+        "memfabric-1.3": lambda: MemfabricEngine(
+            terms=terms, secret=b"a secret", load=memfabric(machine, (1, 3, 0)), timeout_s=5
+        ),
     }
     return engines[name]()
 
@@ -185,10 +203,11 @@ def result_of(write: Callable[[], None]) -> dict[str, object]:
 
 def main() -> None:
     """See the module."""
-    side, engine, runtime_dir = sys.argv[1], engine_named(sys.argv[2]), Path(sys.argv[3])
+    side, runtime_dir = sys.argv[1], Path(sys.argv[3])
+    engine = engine_named(sys.argv[2], runtime_dir)
     with ExitStack() as stack:
         if side == "receiver":
-            region = stack.enter_context(Region(NBYTES))
+            region = stack.enter_context(Region(NBYTES, engine.caps.alignment))
             end: object = ReceivingEnd(region, stack.enter_context(engine.receiver(region)))
         else:
             source = memoryview(mmap.mmap(-1, NBYTES))

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from pdcore.engine.transfer.engine import Linked, Lost
+from pdcore.engine.transfer.memfabric_library import Terms
 from pdcore.engine.transfer.memory import Region
 from pdcore.engine.transfer.offered import OfferedEngines, OfferedReceiver, OfferedSender
-from pdcore.errors import ConfigError, PeerGone
+from pdcore.errors import PeerGone
 from tests.engine.transfer.block_copies import copy_blocks
 from tests.support.eventually import eventually_now
 
@@ -20,7 +21,10 @@ TOKEN, OTHER, NBYTES = b"t" * 16, b"o" * 16, 8192
 
 
 def engines(setting: str = "auto") -> OfferedEngines:
-    return OfferedEngines.named(setting, bind_ip="127.0.0.1", secret=b"", mooncake=("tcp", ""))
+    terms = Terms(host="127.0.0.1", protocol="sdma", store=None, device=0)
+    return OfferedEngines.named(
+        setting, bind_ip="127.0.0.1", secret=b"", mooncake=("tcp", ""), memfabric=terms
+    )
 
 
 @pytest.fixture
@@ -120,5 +124,4 @@ def test_what_one_engine_needs_all_links_do() -> None:
     caps = engines().caps
     assert (caps.cross_host, caps.can_revoke, caps.requires_doorbell) == (True, True, True)
     assert engines("shm").caps.cross_host is False
-    with pytest.raises(ConfigError):
-        engines("memfabric")
+    assert engines("memfabric").caps.alignment == 2 << 20
