@@ -11,6 +11,7 @@ from pdcore.engine.model.attention import PLAIN, Scores
 from pdcore.engine.model.config import ModelConfig
 from pdcore.engine.model.families import LatentConfig
 from pdcore.engine.model.layers import Attention, GroupedAttention, LatentAttention, Linear, Norm
+from pdcore.engine.model.packing import packed
 from pdcore.engine.model.parts import Part, stacked, summed
 from pdcore.engine.model.rope import score_scale
 from pdcore.engine.model.shard import Shard
@@ -37,11 +38,13 @@ def _grouped(weights: Weights, config: ModelConfig, shard: Shard, prefix: str) -
     return GroupedAttention(
         kv_heads=shard.sizes(config).kv_heads,
         head_dim=size,
-        qkv=stacked(
-            weights,
-            {f"{prefix}q_proj": query, f"{prefix}k_proj": key, f"{prefix}v_proj": key},
-            config.hidden,
-            biased=config.attention_bias,
+        qkv=packed(
+            stacked(
+                weights,
+                {f"{prefix}q_proj": query, f"{prefix}k_proj": key, f"{prefix}v_proj": key},
+                config.hidden,
+                biased=config.attention_bias,
+            )
         ),
         out=summed(
             weights,

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pdcore.engine.model.config import ModelConfig
-from pdcore.engine.model.layers import Attend, Attention, FeedForward, Norm
+from pdcore.engine.model.layers import Attend, Attention, FeedForward, Norm, Projection
 from pdcore.engine.model.rope import rotation
 
 Sum = Callable[[Tensor], Tensor]
@@ -42,7 +42,7 @@ class CausalModel:
     embedding: Tensor
     layers: tuple[Layer, ...]
     final_norm: Norm
-    head: Tensor
+    head: Projection
     frequency: Tensor
     rope_scale: float
 
@@ -52,11 +52,12 @@ class CausalModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embedding.dtype
+        """What it computes in; the embedding may be stored narrower."""
+        return self.final_norm.weight.dtype
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attend: Attend, add_up: Sum) -> Tensor:
         """The last layer's output ``[tokens, hidden]`` before the final norm."""
-        state = F.embedding(token_ids, self.embedding)
+        state = F.embedding(token_ids, self.embedding).to(self.dtype)
         turn = rotation(positions, self.frequency, self.rope_scale, self.dtype)
         for number, layer in enumerate(self.layers):
             state = state + add_up(layer.attention(number, layer.input_norm(state), turn, attend))
@@ -65,4 +66,4 @@ class CausalModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 ``[tokens, vocab]`` for rows of :meth:`hidden`."""
-        return F.linear(self.final_norm(hidden), self.head).float()
+        return self.head(self.final_norm(hidden)).float()

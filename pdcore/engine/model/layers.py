@@ -40,6 +40,12 @@ class FeedForward(Protocol):
     def __call__(self, inputs: Tensor) -> Tensor: ...
 
 
+class Projection(Protocol):
+    """A matrix product, and its bias: ``[tokens, in]`` to ``[tokens, out]``."""
+
+    def __call__(self, inputs: Tensor) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Linear:
     """``weight`` is ``[out, in]``."""
@@ -71,7 +77,7 @@ class GroupedAttention:
 
     kv_heads: int
     head_dim: int
-    qkv: Linear
+    qkv: Projection
     out: Linear
     qk_norm: Tensor | None = None
     eps: float = 0.0
@@ -127,7 +133,7 @@ class LatentAttention:
 class GatedMlp:
     """``gate_up`` stacks gate and up rows."""
 
-    gate_up: Linear
+    gate_up: Projection
     down: Linear
 
     def __call__(self, inputs: Tensor) -> Tensor:

@@ -6,13 +6,16 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from torch import Tensor
+
 from pdcore.engine.device import Device
 from pdcore.engine.kv.pool import DTYPES
 from pdcore.engine.model.attention_weights import attention_of
 from pdcore.engine.model.causal import CausalModel, Layer
 from pdcore.engine.model.config import ModelConfig
-from pdcore.engine.model.layers import Norm
+from pdcore.engine.model.layers import Linear, Norm, Projection
 from pdcore.engine.model.mlp_weights import mlp_of
+from pdcore.engine.model.packing import packed
 from pdcore.engine.model.rope import frequencies
 from pdcore.engine.model.shard import WHOLE, Shard, shard_problems
 from pdcore.engine.model.weights import Weights
@@ -43,11 +46,8 @@ def load(
             layers.append(_layer(weights, config, shard, number))
             if progress is not None:
                 progress(number + 1, config.layers)
-        embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden)
         final_norm = Norm(weights.take("model.norm.weight", config.hidden), config.rms_eps)
-        head = embedding
-        if not config.tied_embeddings:
-            head = weights.take("lm_head.weight", config.vocab_size, config.hidden)
+        embedding, head = _ends(weights, config)
         weights.ignore(_unneeded(config))
         weights.refuse_unused()
     frequency, rope_scale = frequencies(config.rope, config.rotated_dim)
@@ -74,6 +74,16 @@ def _layer(weights: Weights, config: ModelConfig, shard: Shard, number: int) -> 
         mlp_norm=norms[1],
         mlp=mlp_of(weights, config, shard, prefix + "mlp.", sparse=config.is_sparse(number)),
     )
+
+
+def _ends(weights: Weights, config: ModelConfig) -> tuple[Tensor, Projection]:
+    """The embedding and the output head: one tensor, or each in the form that suits it."""
+    name, shape = "model.embed_tokens.weight", (config.vocab_size, config.hidden)
+    plain = Linear(weights.take(name if config.tied_embeddings else "lm_head.weight", *shape))
+    head = packed(plain)
+    if config.tied_embeddings and head is plain:
+        return plain.weight, head
+    return weights.take(name, *shape, as_stored=True), head
 
 
 def _unneeded(config: ModelConfig) -> Callable[[str], bool]:

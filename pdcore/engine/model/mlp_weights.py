@@ -9,6 +9,7 @@ from pdcore.engine.model.config import ModelConfig
 from pdcore.engine.model.experts import Experts, Router
 from pdcore.engine.model.families import ExpertsConfig
 from pdcore.engine.model.layers import FeedForward, GatedMlp, Linear
+from pdcore.engine.model.packing import packed
 from pdcore.engine.model.parts import Part, stacked, summed
 from pdcore.engine.model.shard import Shard
 from pdcore.engine.model.weights import ALL, Weights
@@ -25,13 +26,9 @@ def mlp_of(weights: Weights, config: ModelConfig, shard: Shard, prefix: str, *, 
 
 def _dense(weights: Weights, config: ModelConfig, shard: Shard, prefix: str, intermediate: int) -> GatedMlp:
     middle = Part.of(intermediate, shard.share(intermediate))
+    both = {f"{prefix}gate_proj": middle, f"{prefix}up_proj": middle}
     return GatedMlp(
-        stacked(
-            weights,
-            {f"{prefix}gate_proj": middle, f"{prefix}up_proj": middle},
-            config.hidden,
-            biased=config.mlp_bias,
-        ),
+        packed(stacked(weights, both, config.hidden, biased=config.mlp_bias)),
         summed(
             weights,
             f"{prefix}down_proj",

@@ -62,8 +62,12 @@ class Weights:
         *shape: int,
         part: tuple[slice, ...] = (ALL,),
         dtype: torch.dtype | None = None,
+        as_stored: bool = False,
     ) -> Tensor:
-        """``part`` of the tensor on its device, in ``dtype`` if not the model's; the whole must exist and have ``shape``."""
+        """``part`` of the tensor on its device, in ``dtype`` if not the model's; the whole must exist and have ``shape``.
+
+        ``as_stored``: in the type it is stored in, if that is narrower.
+        """
         if name not in self.files:
             raise refuse(self.directory, f"tensor {name} is missing from the weights")
         self.unused.discard(name)
@@ -85,6 +89,8 @@ class Weights:
                 self.directory,
                 f"{self.places[name]}: tensor {name} has dtype {tensor.dtype}, which is not supported",
             )
+        if as_stored and tensor.dtype.itemsize < self.dtype.itemsize:
+            dtype = tensor.dtype
         return tensor.to(device=self.device, dtype=dtype or self.dtype)
 
     def ignore(self, unneeded: Callable[[str], bool]) -> None:

@@ -30,6 +30,7 @@ def loaded(directory: Path, dtype: str = "float32") -> CausalModel:
 
 def qkv_of(layer: Layer) -> Linear:
     assert isinstance(layer.attention, GroupedAttention)
+    assert isinstance(layer.attention.qkv, Linear)
     return layer.attention.qkv
 
 
@@ -53,14 +54,16 @@ def change(directory: Path, **tensors: Tensor | None) -> None:
 
 def test_tied_embeddings_share_memory(tmp_path: Path) -> None:
     model = loaded(write_tiny_qwen3(tmp_path))
-    assert model.head is model.embedding
+    assert isinstance(model.head, Linear)
+    assert model.head.weight is model.embedding
 
 
 def test_a_head_stored_beside_tied_embeddings_is_not_needed(tmp_path: Path) -> None:
     write_tiny_llama(tmp_path, tied=True)
     change(tmp_path, lm_head__weight=torch.zeros(512, 128))
     model = loaded(tmp_path)
-    assert model.head is model.embedding
+    assert isinstance(model.head, Linear)
+    assert model.head.weight is model.embedding
 
 
 def test_weights_take_the_asked_dtype(tmp_path: Path) -> None:
@@ -75,7 +78,9 @@ def test_shards_hold_the_same_model(tmp_path: Path) -> None:
     whole, parts = (
         loaded(write_tiny_llama(tmp_path / str(shards), biases=True, shards=shards)) for shards in (1, 4)
     )
-    assert torch.equal(whole.head, parts.head)
+    assert isinstance(whole.head, Linear)
+    assert isinstance(parts.head, Linear)
+    assert torch.equal(whole.head.weight, parts.head.weight)
     for one, other in zip(whole.layers, parts.layers, strict=True):
         assert torch.equal(qkv_of(one).weight, qkv_of(other).weight)
         mine, theirs = qkv_of(one).bias, qkv_of(other).bias

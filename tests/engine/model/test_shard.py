@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from pdcore.engine import device
 from pdcore.engine.kv.layout import held_heads
@@ -88,6 +89,12 @@ def attention_of(layer: Layer) -> GroupedAttention:
     return layer.attention
 
 
+def qkv_of(layer: Layer) -> Tensor:
+    qkv = attention_of(layer).qkv
+    assert isinstance(qkv, Linear)
+    return qkv.weight
+
+
 def summed_in(layer: Layer) -> tuple[Linear, Linear]:
     assert isinstance(layer.mlp, GatedMlp)
     return attention_of(layer).out, layer.mlp.down
@@ -98,8 +105,8 @@ def test_shards_hold_every_row_and_column_once(tiny_model: TinyModel) -> None:
     whole, parts = loaded(directory, 0, 1), [loaded(directory, tp, 2) for tp in (0, 1)]
     for number, layer in enumerate(whole.layers):
         own = [part.layers[number] for part in parts]
-        query, key, value = torch.split(attention_of(layer).qkv.weight, [128, 64, 64])
-        halves = [torch.split(attention_of(part).qkv.weight, [64, 32, 32]) for part in own]
+        query, key, value = torch.split(qkv_of(layer), [128, 64, 64])
+        halves = [torch.split(qkv_of(part), [64, 32, 32]) for part in own]
         for kind, rows in enumerate((query, key, value)):
             assert torch.equal(torch.cat([half[kind] for half in halves]), rows)
         for whole_one, first, second in zip(summed_in(layer), *map(summed_in, own), strict=True):
@@ -111,9 +118,7 @@ def test_shards_hold_every_row_and_column_once(tiny_model: TinyModel) -> None:
 
 
 def test_more_ranks_than_key_value_heads_hold_copies(tiny_model: TinyModel) -> None:
-    first, second, third = (
-        attention_of(loaded(tiny_model("qwen3"), tp, 4).layers[0]).qkv.weight for tp in (0, 1, 2)
-    )
+    first, second, third = (qkv_of(loaded(tiny_model("qwen3"), tp, 4).layers[0]) for tp in (0, 1, 2))
     keys = slice(2 * 32, None)
     assert torch.equal(first[keys], second[keys])
     assert not torch.equal(first[keys], third[keys])
