@@ -11,8 +11,10 @@ from typing import Final
 
 import click
 
+from pdcore.cli.ascend_host import this_host, why_no_device
 from pdcore.cli.terminal import FAILED, failing_in_one_line, reading_store
-from pdcore.config import COMMON, CommonConfig, load, options
+from pdcore.config import COMMON, CommonConfig, environment, load, options
+from pdcore.engine.doctor.ascend import examine
 from pdcore.registry.doctor.access_verdicts import judge_access
 from pdcore.registry.doctor.examine import examine_redis, examine_store
 from pdcore.registry.doctor.finding import Finding, is_failed
@@ -42,6 +44,24 @@ def store(as_json: bool, **flags: str | None) -> None:
     if as_json:
         document = {"store": config.store, "cluster": config.cluster, "ok": not is_failed(findings)}
         click.echo(json.dumps({**document, "findings": [asdict(finding) for finding in findings]}, indent=2))
+    else:
+        for line in _lines(findings):
+            click.echo(line)
+    if is_failed(findings):
+        sys.exit(FAILED)
+
+
+@doctor.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON document instead of lines.")
+def ascend(as_json: bool) -> None:
+    """Examine this machine for engines on Ascend devices: driver, CANN, network configuration, ports, packages.
+
+    Changes nothing. Exit status 1 when something is missing; each line says what, and what to do.
+    """
+    findings = examine(this_host(environment()), why_no_device=why_no_device)
+    if as_json:
+        document = {"ok": not is_failed(findings), "findings": [asdict(finding) for finding in findings]}
+        click.echo(json.dumps(document, indent=2))
     else:
         for line in _lines(findings):
             click.echo(line)

@@ -7,7 +7,7 @@ from pdcore.config.cache import cache_directory, demo_model_directory
 from pdcore.config.engine import ENGINE, EngineConfig
 from pdcore.config.facade import FACADE, FacadeConfig
 from pdcore.config.file import CONFIG_FILE
-from pdcore.config.loading import SECTIONS, load, options
+from pdcore.config.loading import SECTIONS, environment, load, options
 from pdcore.config.process import COMMON, LISTEN, CommonConfig, ListenConfig
 from pdcore.config.router import ROUTER, RouterConfig
 from pdcore.config.setting import Setting
@@ -34,6 +34,7 @@ __all__ = [
     "UpConfig",
     "cache_directory",
     "demo_model_directory",
+    "environment",
     "load",
     "options",
 ]

@@ -120,3 +120,8 @@ def _first_given(
         return file_values[setting.name]
     default = defaults.get(setting.name)
     return (default() if callable(default) else default) or setting.default
+
+
+def environment() -> Mapping[str, str]:
+    """This process's environment as it is now, for what other programs' variables say."""
+    return dict(os.environ)

@@ -36,8 +36,11 @@ def select(device: str, index: int = 0) -> Device:
     """
     if device == "cpu":
         return Device("cpu", torch.device("cpu"))
-    why_not = _why_no_npu()
+    why_not = why_no_npu(index)
     if why_not is None:
+        torch.get_device_module("npu").set_device(
+            index
+        )  # before any library looks which device is this process's
         return Device("npu", torch.device("npu", index))
     if device == "npu":
         raise ConfigError(f"--device / PDCORE_DEVICE: npu cannot be used: {why_not}")
@@ -46,7 +49,8 @@ def select(device: str, index: int = 0) -> Device:
     return Device("cpu", torch.device("cpu"))
 
 
-def _why_no_npu() -> str | None:
+def why_no_npu(index: int = 0) -> str | None:
+    """What keeps this process from computing on the ``index``-th NPU, None when nothing does."""
     if importlib.util.find_spec("torch_npu") is None:
         return "the package torch_npu is not installed (extra: pdcore[ascend])"
     try:
@@ -56,4 +60,7 @@ def _why_no_npu() -> str | None:
     npu = getattr(torch, "npu", None)
     if npu is None or not npu.is_available():
         return "torch_npu finds no device"
+    count = npu.device_count()
+    if index >= count:
+        return f"there are {count} devices (see ASCEND_RT_VISIBLE_DEVICES), and this rank's is number {index}"
     return None

@@ -21,6 +21,9 @@ from pdcore.engine.rank_spec import RankSpec
 from pdcore.topology.keys import RankPosition
 
 RANK_COMMAND: Final = (sys.executable, "-m", "pdcore.engine.rank")
+PLUG_INS_WAIT: Final = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+"""torch loads every plug-in that is installed, and cannot be imported where one of them lacks its driver. Ranks load the
+one that they are to use, and say what is wrong with it."""
 LARGEST_SPEC: Final = 32 << 10  # less than a pipe holds, so that writing it never waits for the child
 
 
@@ -59,6 +62,7 @@ class RankProcess:
                 stdin=subprocess.DEVNULL,
                 pass_fds=(reading, *given),
                 process_group=0,
+                env={**os.environ, **PLUG_INS_WAIT},
             )
         finally:
             os.close(reading)

@@ -33,6 +33,17 @@ def test_what_has_to_be_mended_is_exit_status_1() -> None:
     assert document["findings"][0]["level"] == "fail"
 
 
+def test_a_machine_without_devices_lacks_every_part_by_name() -> None:
+    done = CliRunner().invoke(main, ["doctor", "ascend"])
+    assert done.exit_code == 1, done.output
+    for about in ("driver", "devices", "CANN", "torch", "/etc/hccn.conf", "NIC", "link", "transfer engines"):
+        assert f"fail  {about} " in done.stdout, about
+    assert done.stdout.count("→") == done.stdout.count("fail  ")
+    document = json.loads(CliRunner().invoke(main, ["doctor", "ascend", "--json"]).stdout)
+    assert document["ok"] is False
+    assert all(finding["todo"] for finding in document["findings"])
+
+
 def test_a_store_that_cannot_be_named_is_a_line_and_exit_status_2() -> None:
     done = CliRunner().invoke(main, ["doctor", "store", "--store", "http://h"])
     assert done.exit_code == 2

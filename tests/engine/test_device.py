@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from pdcore.engine import device
 from pdcore.errors import ConfigError
@@ -41,6 +43,29 @@ def test_npu_without_its_package_says_which_one() -> None:
 def test_npu_whose_driver_is_missing_tells_what_the_import_said() -> None:
     with pytest.raises(ConfigError, match=r"libhccl\.so: cannot open"):
         device.select("npu")
+
+
+@pytest.mark.parametrize(("count", "index", "works"), [(0, 0, False), (2, 1, True), (2, 2, False)])
+def test_a_device_is_set_before_anything_else_if_there_are_so_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, index: int, works: bool
+) -> None:
+    (tmp_path / "torch_npu.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
+    chosen: list[int] = []
+    plug_in = SimpleNamespace(
+        is_available=lambda: count > 0, device_count=lambda: count, set_device=chosen.append
+    )
+    monkeypatch.setattr(torch, "npu", plug_in, raising=False)
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: getattr(torch, kind))
+    monkeypatch.setattr(torch, "device", lambda kind, number: f"{kind}:{number}")
+    if works:
+        assert str(device.select("npu", index)) == f"npu:{index}"
+        assert chosen == [index]
+        return
+    with pytest.raises(ConfigError, match=r"finds no device|ASCEND_RT_VISIBLE_DEVICES"):
+        device.select("npu", index)
+    assert chosen == []
 
 
 @pytest.mark.usefixtures("broken_plug_in")

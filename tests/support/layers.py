@@ -35,6 +35,8 @@ UNSAFE_MODULES: Final = frozenset(
 )
 UNSAFE_CALLS: Final = frozenset({"eval", "exec"})
 UNSAFE_METHODS: Final = frozenset({"recv_pyobj", "send_pyobj", "recv_serialized", "send_serialized"})
+DEVICE_KINDS: Final = frozenset({"npu", "cuda"})
+DEVICE_NAMERS: Final = ("pdcore.engine.device", "pdcore.engine.model.attention", "pdcore.engine.transfer.")
 WILDCARD: Final = ".".join("0000")
 VAGUE_NAMES: Final = frozenset(
     {"utils", "util", "common", "helpers", "helper", "misc", "manager", "managers"}
@@ -171,6 +173,19 @@ def check_wildcards(module: Module) -> Problems:
                 yield node.lineno, f"{WILDCARD} is a wildcard address"
 
 
+def check_devices(module: Module) -> Problems:
+    """Kinds of devices are named where one is chosen, where attention differs, and where bytes move between them."""
+    if module.part != "engine" or module.name.startswith(DEVICE_NAMERS):
+        return
+    for node in module.nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if node.value.partition(":")[0] in DEVICE_KINDS:
+                yield node.lineno, f"{node.value} names a device"
+    for reached in module.imports:
+        if reached.top == "torch_npu":
+            yield reached.line, "torch_npu is a device's plug-in"
+
+
 def check_names(module: Module) -> Problems:
     """A module is a noun of the domain."""
     for name in module.name.split("."):
@@ -200,6 +215,7 @@ RULES: Final[tuple[Callable[[Module], Problems], ...]] = (
     check_engine_libraries,
     check_safe_formats,
     check_wildcards,
+    check_devices,
     check_names,
     check_shape,
 )

@@ -1,0 +1,1 @@
+"""What an engine needs of its machine, looked at before it is started."""
