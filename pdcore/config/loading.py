@@ -16,6 +16,7 @@ import click
 from pdcore.config.engine import ENGINE
 from pdcore.config.facade import FACADE
 from pdcore.config.file import CONFIG_FILE, read_file
+from pdcore.config.memfabric_store import MEMFABRIC_STORE
 from pdcore.config.router import ROUTER
 from pdcore.config.setting import Setting
 from pdcore.config.up import UP
@@ -25,6 +26,7 @@ from pdcore.errors import ConfigError
 SECTIONS: Final[Mapping[str, Sequence[Setting]]] = {
     "engine": ENGINE,
     "facade": FACADE,
+    "memfabric_store": MEMFABRIC_STORE,
     "router": ROUTER,
     "up": UP,
 }

@@ -23,7 +23,7 @@ from pdcore.clock import Clock, SystemClock
 from pdcore.config import EngineConfig
 from pdcore.engine.departure import has_departed, wait_until
 from pdcore.engine.ending import OK, RANK_DIED, REFUSED, SUPERSEDED, Ending
-from pdcore.engine.local_ranks import LocalRanks, Machine, how
+from pdcore.engine.local_ranks import LocalRanks, Machine, how, with_memfabric_store
 from pdcore.engine.own_instance import SILENT_TTLS
 from pdcore.engine.parents import Ended, LeaderLine, ParentLost
 from pdcore.engine.placement import Placement
@@ -109,7 +109,7 @@ class FollowerParent:
                 )
             )
             stack.enter_context(self._ranks)
-            self._ranks.start(self._machine(word), registration)
+            self._ranks.start(await with_memfabric_store(self._machine(word), store), registration)
             return await self._follow(word, follower, registration, line)
 
     async def _follow(

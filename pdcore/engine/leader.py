@@ -147,7 +147,7 @@ class Leader:
         try:
             await self._claim()
             self._state.why = "the ranks are loading the model"
-            self._instance.start(self._registration)
+            await self._instance.start(self._registration, self._store)
             async with beside(*self._watches(), self._instance.announce(self._store), self._wishes().run()):
                 await self._serve()
                 obedience = self._obedience()

@@ -7,22 +7,25 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from pdcore import telemetry
 from pdcore.config import EngineConfig
+from pdcore.engine import memfabric_store
 from pdcore.engine.placement import Placement
 from pdcore.engine.process import beside
 from pdcore.engine.rank_process import RANK_COMMAND, RankProcess
 from pdcore.engine.rank_spec import RankSpec
 from pdcore.registry.leaders import LeaderWord
 from pdcore.registry.registration import Registration
-from pdcore.topology.keys import RankPosition
+from pdcore.registry.store import Store
+from pdcore.topology.keys import Keyspace, RankPosition
 
 RANK_STOP_S: Final = 3.0
+MEMFABRIC: Final = "memfabric"
 
 log = telemetry.logger(__name__)
 
@@ -104,6 +107,15 @@ class Machine:
 
     def _share_of_cores(self) -> int:
         return max(1, (os.cpu_count() or 1) // len(self.positions))
+
+
+async def with_memfabric_store(machine: Machine, store: Store) -> Machine:
+    """``machine``, told where memfabric's store is, if it moves KV by memfabric and nobody has said where."""
+    config = machine.config
+    if config.transfer_engine != MEMFABRIC or config.memfabric_store is not None:
+        return machine
+    found = await memfabric_store.find(store, Keyspace(cluster=config.cluster))
+    return replace(machine, config=replace(config, memfabric_store=found))
 
 
 class LocalRanks:

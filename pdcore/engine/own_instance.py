@@ -15,7 +15,7 @@ from pdcore.engine.departure import has_lost_a_rank, wait_until
 from pdcore.engine.dispatch import Dispatch
 from pdcore.engine.ending import RANK_DIED, REFUSED, Ending
 from pdcore.engine.load import Load
-from pdcore.engine.local_ranks import LocalRanks, Machine, how
+from pdcore.engine.local_ranks import LocalRanks, Machine, how, with_memfabric_store
 from pdcore.engine.meeting import open_meeting
 from pdcore.engine.messages import Ready, Stats
 from pdcore.engine.parents import FollowerParents
@@ -125,8 +125,9 @@ class OwnInstance:
         """What the ranks of this machine said."""
         return by_node(self._startup.placement, self._ready)[0]
 
-    def start(self, registration: Registration) -> None:
+    async def start(self, registration: Registration, store: Store) -> None:
         """Start this machine's ranks, watched by its registrar."""
+        self._machine = await with_memfabric_store(self._machine, store)
         self.ranks.start(self._machine, registration)
 
     async def wait_ready(self) -> None:

@@ -69,6 +69,11 @@ class Keyspace:
         """Where an instance's other machines find its leader."""
         return f"{self.side}leaders/{instance_id}"
 
+    @property
+    def memfabric_store(self) -> str:
+        """Where the store is that memfabric before 1.2 needs, as a URL."""
+        return f"{self.side}memfabric_store"
+
 
 def instance(instance_id: str) -> str:
     return f"instances/{instance_id}"

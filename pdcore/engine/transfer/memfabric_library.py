@@ -171,7 +171,7 @@ def _names(package: Package, library: Library, terms: Terms) -> tuple[str, str]:
         version = ".".join(map(str, package.version))
         raise ConfigError(
             f"--memfabric-store / PDCORE_MEMFABRIC_STORE: memfabric {version} needs a store that all ranks reach; keep "
-            "one running with `python -m pdcore.engine.transfer.memfabric_store`, or install memfabric_hybrid>=1.2"
+            "one running with `python -m pdcore.engine.memfabric_store`, or install memfabric_hybrid>=1.2"
         )
     return f"{terms.host}:{library.get_rpc_port()}", terms.store
 
