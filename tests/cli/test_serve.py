@@ -123,11 +123,10 @@ def test_without_lists_it_is_one_machine_on_loopback_or_where_it_is_told() -> No
     assert read(f"{line} --bootstrap-host 10.0.0.4").host == "10.0.0.4"
 
 
-def test_mooncake_is_an_engine_of_ours() -> None:
-    assert (
-        read("--role decode --yaml-file-path decode.yaml --engine-backend mooncake").transfer_engine
-        == "mooncake"
-    )
+@pytest.mark.parametrize("name", ["mooncake", "memfabric"])
+def test_their_engines_are_ours_too(name: str) -> None:
+    line = f"--role decode --yaml-file-path decode.yaml --engine-backend {name}"
+    assert read(line).transfer_engine == name
 
 
 LISTED = "--role decode --yaml-file-path decode.yaml --ips d0 d1"

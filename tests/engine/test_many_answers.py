@@ -14,7 +14,7 @@ from pdcore.engine.messages import Abort, Failed, HandedOff, Output, Start, Step
 from pdcore.engine.transfer.orders import TokenLogprobs
 from tests.support.eventually import eventually
 from tests.support.fake_rank import echo, silent, step
-from tests.support.leader_app import LeaderApp, leader_app
+from tests.support.leader_app import LEG, LeaderApp, leader_app
 
 pytestmark = pytest.mark.integration
 
@@ -234,3 +234,34 @@ async def test_a_stop_string_in_one_answer_leaves_the_others_alone(decode: Leade
     ] * 3
     assert answer["usage"]["completion_tokens"] == 8
     await eventually(lambda: decode.dispatch.statistics().held == 0, 5, "nothing held")
+
+
+async def test_a_client_that_leaves_takes_all_its_answers_back(decode: LeaderApp) -> None:
+    for number, stream in enumerate((False, True)):
+        asked = asyncio.ensure_future(
+            decode.client.post("/v1/completions", json=MANY | LEGS | {"stream": stream})
+        )
+        began = (await wait_starts(decode, 4 * number + 4))[4 * number :]
+        await decode.rank.say(step(began[1].request_id, [97], None))
+        asked.cancel()
+        await decode.rank.wait_for(Abort, 4 * number + 4)
+        aborted = {m.request_id for m in decode.rank.received if isinstance(m, Abort)}
+        assert {start.request_id for start in began} <= aborted
+    await eventually(lambda: decode.dispatch.statistics().rooms == 0, 5, "no room held")
+    await eventually(lambda: decode.state.in_flight == 0, 5, "nothing in flight")
+
+
+async def test_rooms_that_are_taken_refuse_the_whole_request_and_leave_it_undisturbed(
+    decode: LeaderApp,
+) -> None:
+    first = asyncio.ensure_future(
+        decode.client.post(
+            "/v1/completions", json={"prompt": "ab", "max_tokens": 1} | LEG | {"bootstrap_room": 13}
+        )
+    )
+    (start,) = await wait_starts(decode, 1)
+    second = await decode.client.post("/v1/completions", json=MANY | LEGS)
+    assert (second.status_code, second.json()["error"]["code"]) == (409, "room_in_use")
+    assert decode.dispatch.statistics().rooms == 1
+    await decode.rank.say(step(start.request_id, [97], "length"))
+    assert (await first).json()["choices"][0]["text"] == "a"
