@@ -1,7 +1,7 @@
 """The KV cache as tensors over memory that somebody else owns (a region other processes may map).
 
-A token of one group has a *slot* in it: a row number for each width of row that the group's entries have, the same for
-every layer. Dense attention has one width, latent attention two.
+A token of one group has a *slot* in it: a row number for each kind of row that the group's entries have, the same for
+every layer. Dense attention has one kind, latent attention two. What is read comes head by head, as kernels want it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,34 +24,50 @@ LATENT: Final = "latent"
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 Slots = tuple[Tensor, ...]
-"""Where tokens lie: for each width of row, the numbers of their rows."""
+"""Where tokens lie: for each kind of row, the numbers of their rows."""
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Rows of ``heads`` items of ``dim`` elements."""
+
+    heads: int
+    dim: int
+
+    @property
+    def width(self) -> int:
+        """Elements of one row."""
+        return self.heads * self.dim
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """One entry's rows ``[*, heads * dim]`` and which of a slot's numbers finds one."""
+    """One entry's rows ``[*, heads * dim]``, the same memory as items ``[*, dim]``, and which of a slot's numbers is
+    theirs."""
 
     rows: Tensor
-    width: int
-    heads: int
+    items: Tensor
+    kind: int
 
 
 class GroupPool:
-    """The blocks of one group. ``widths`` are the distinct row widths, in elements."""
+    """The blocks of one group. ``kinds`` are those of its rows."""
 
     def __init__(self, group: KvGroup, flat: Tensor) -> None:
         self.group = group
         self._elements = group.block_bytes // group.entries[0].itemsize
-        widths = [entry.heads * entry.dim for entry in group.entries]
-        self.widths = tuple(dict.fromkeys(widths))
-        for width in self.widths:
-            if self._elements % width:
-                raise ValueError(f"rows of {width} elements do not fill a block of {self._elements}")
+        self.dtype = flat.dtype
+        kinds = [Kind(entry.heads, entry.dim) for entry in group.entries]
+        self.kinds = tuple(dict.fromkeys(kinds))
+        for kind in self.kinds:
+            if self._elements % kind.width:
+                raise ValueError(f"rows of {kind.width} elements do not fill a block of {self._elements}")
         self._layers: dict[int, list[_Rows]] = {}
-        for entry, place, width in zip(group.entries, group.places, widths, strict=True):
+        for entry, place, kind in zip(group.entries, group.places, kinds, strict=True):
             first = place.base // entry.itemsize
-            cut = flat[first : first + (flat.numel() - first) // width * width]
-            rows = _Rows(cut.view(-1, width), self.widths.index(width), entry.heads)
+            cut = flat[first : first + (flat.numel() - first) // kind.width * kind.width]
+            rows = _Rows(cut.view(-1, kind.width), cut.view(-1, kind.dim), self.kinds.index(kind))
             self._layers.setdefault(entry.layer, []).append(rows)
 
     @property
@@ -68,24 +85,31 @@ class GroupPool:
         """The layers that are kept here."""
         return tuple(self._layers)
 
-    def slots(self, block_ids: NDArray[np.int64], offsets: NDArray[np.int64], device: torch.device) -> Slots:
-        """The slots of token ``offsets[i]`` of block ``block_ids[i]``, flattened."""
+    def slots(self, block_ids: Indices, offsets: Indices, device: torch.device) -> Slots:
+        """The slots of token ``offsets[i]`` of block ``block_ids[i]``, to write."""
         return tuple(
-            torch.from_numpy((block_ids * (self._elements // width) + offsets).ravel()).to(device)
-            for width in self.widths
+            torch.from_numpy(block_ids * (self._elements // kind.width) + offsets).to(device)
+            for kind in self.kinds
         )
+
+    def contexts(self, block_ids: Indices, offsets: Indices, device: torch.device) -> Slots:
+        """The items ``[sequences, heads, tokens]`` of token ``offsets[i, j]`` of block ``block_ids[i, j]``, to read."""
+        found = []
+        for kind in self.kinds:
+            rows = (block_ids * (self._elements // kind.width) + offsets)[:, None, :]
+            items = rows * kind.heads + np.arange(kind.heads)[:, None]
+            found.append(torch.from_numpy(items).to(device))
+        return tuple(found)
 
     def write(self, layer: int, slots: Slots, rows: Sequence[Tensor]) -> None:
         """Store ``rows``, ``[tokens, heads * dim]`` for each of the layer's entries, in ``slots``."""
         for entry, new in zip(self._layers[layer], rows, strict=True):
-            entry.rows.index_copy_(0, slots[entry.width], new)
+            entry.rows.index_copy_(0, slots[entry.kind], new)
 
-    def read(self, layer: int, slots: Slots) -> list[Tensor]:
-        """Copies of what is in ``slots``, ``[slots, heads, dim]`` for each of the layer's entries."""
-        return [
-            entry.rows.index_select(0, slots[entry.width]).view(len(slots[entry.width]), entry.heads, -1)
-            for entry in self._layers[layer]
-        ]
+    def read(self, layer: int, contexts: Slots) -> list[Tensor]:
+        """Copies of ``contexts``, ``[sequences, heads, tokens, dim]`` for each of the layer's entries."""
+        # The gather that looks embeddings up is the fastest of torch's on a CPU.
+        return [F.embedding(contexts[entry.kind], entry.items) for entry in self._layers[layer]]
 
 
 class KvPool:

@@ -58,23 +58,23 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Singles:
-    """One token of each of ``stop - begin`` sequences. ``mask`` is ``[n, 1, 1, longest]``, true where attended; None
-    where nothing is padded."""
+    """One token of each of ``stop - begin`` sequences. ``bias`` is ``[n, 1, 1, longest]``: 0 where attended, else minus
+    infinity; None where nothing is padded."""
 
     begin: int
     stop: int
-    slots: Slots  # n * longest of them
-    mask: Tensor | None
+    context: Slots
+    bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Several tokens of one sequence. Without ``slots`` they attend to themselves, without ``mask`` each of them to
+    """Several tokens of one sequence. Without ``context`` they attend to themselves, without ``mask`` each of them to
     those up to itself."""
 
     begin: int
     stop: int
-    slots: Slots | None  # the context
+    context: Slots | None
     mask: Tensor | None  # [tokens, context]
 
 
@@ -214,9 +214,14 @@ def _singles(spans: Sequence[Span], index: int, pool: GroupPool, begin: int, dev
     return Singles(
         begin=begin,
         stop=begin + len(spans),
-        slots=pool.slots(blocks, positions % size, device),
-        mask=_tensor(attended[:, None, None, :], device) if padded else None,
+        context=pool.contexts(blocks, positions % size, device),
+        bias=_bias(attended, pool.dtype, device) if padded else None,
     )
+
+
+def _bias(attended: NDArray[np.bool_], dtype: torch.dtype, device: torch.device) -> Tensor:
+    bias = np.where(attended, np.float32(0), np.float32("-inf"))
+    return _tensor(bias[:, None, None, :], device).to(dtype)
 
 
 def _chunk(span: Span, run: Run, index: int, pool: GroupPool, begin: int, device: torch.device) -> Chunk:
@@ -224,15 +229,15 @@ def _chunk(span: Span, run: Run, index: int, pool: GroupPool, begin: int, device
     before, context = span.start + run.first, span.start + run.stop
     if span.start == 0 and len(run) == len(span):
         if window is None or context <= window:
-            return Chunk(begin=begin, stop=stop, slots=None, mask=None)
-        return Chunk(begin=begin, stop=stop, slots=None, mask=_band(context, 0, 0, window).to(device))
+            return Chunk(begin=begin, stop=stop, context=None, mask=None)
+        return Chunk(begin=begin, stop=stop, context=None, mask=_band(context, 0, 0, window).to(device))
     first = 0 if window is None else max(0, before + 1 - window)
     positions = np.arange(first, context)
     blocks = _table(span.block_tables[index])[positions // pool.block_size]
     return Chunk(
         begin=begin,
         stop=stop,
-        slots=pool.slots(blocks, positions % pool.block_size, device),
+        context=pool.contexts(blocks[None], (positions % pool.block_size)[None], device),
         mask=_band(context - before, before, first, window).to(device),
     )
 

@@ -60,8 +60,8 @@ class CausalModel:
         state = F.embedding(token_ids, self.embedding).to(self.dtype)
         turn = rotation(positions, self.frequency, self.rope_scale, self.dtype)
         for number, layer in enumerate(self.layers):
-            state = state + add_up(layer.attention(number, layer.input_norm(state), turn, attend))
-            state = state + add_up(layer.mlp(layer.mlp_norm(state)))
+            state += add_up(layer.attention(number, layer.input_norm(state), turn, attend))
+            state += add_up(layer.mlp(layer.mlp_norm(state)))
         return state
 
     def logits(self, hidden: Tensor) -> Tensor:

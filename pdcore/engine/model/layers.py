@@ -137,15 +137,14 @@ class GatedMlp:
     down: Linear
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        gate, up = self.gate_up(inputs).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(gated(self.gate_up(inputs), None))
 
 
 def gated(both: Tensor, clamped: ClampedGate | None) -> Tensor:
     """The activation of ``both`` gate and up, side by side: SiLU, or gpt-oss's."""
     gate, up = both.chunk(2, dim=-1)
     if clamped is None:
-        return F.silu(gate) * up
+        return F.silu(gate).mul_(up)
     gate = gate.clamp(max=clamped.limit)
     up = up.clamp(-clamped.limit, clamped.limit)
     return gate * torch.sigmoid(gate * clamped.alpha) * (up + 1)

@@ -39,7 +39,7 @@ def packed(linear: Linear) -> Projection:
     """``linear`` as it is computed fastest here: weights that are wider than high, large, float32 and on the CPU."""
     weight = linear.weight
     wide = weight.shape[0] > weight.shape[1] and weight.numel() >= _LEAST_ELEMENTS
-    if not wide or weight.dtype is not torch.float32 or weight.device != torch.device("cpu"):
+    if not wide or weight.dtype is not torch.float32 or not weight.is_cpu:
         return linear
     return _pack(linear) if _works() else linear
 
@@ -56,7 +56,7 @@ def _mkl() -> Any:
 @cache
 def _works() -> bool:
     """Whether this build of torch has the two operators, and they multiply: they are not part of its public interface."""
-    if not torch.backends.mkl.is_available():
+    if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         return False
     plain = Linear(torch.arange(48.0).view(6, 8) / 48, torch.arange(6.0))
     inputs = torch.arange(24.0).view(3, 8)

@@ -24,15 +24,17 @@ def frequencies(rope: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
 
 
 def rotation(positions: Tensor, frequency: Tensor, scale: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos and sin, ``[tokens, 1, head_dim / 2]`` each, for ``positions`` ``[tokens]``."""
+    """What :func:`rotate` takes for ``positions`` ``[tokens]``, ``[tokens, 1, head_dim]`` each: the cosines of both halves,
+    and their sines, the first half's negative."""
     angles = positions.to(torch.float32)[:, None, None] * frequency
-    return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+    cos, sin = (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``heads`` ``[tokens, n, head_dim]`` turned by each token's position; halves, not neighbours, form the pairs."""
     first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return (heads * cos).addcmul_(torch.cat((second, first), dim=-1), sin)
 
 
 def score_scale(rope: RopeConfig, query_dim: int) -> float:

@@ -52,9 +52,9 @@ def test_written_tokens_are_where_the_shape_says_and_can_be_read(layer: int) -> 
     assert np.array_equal(seen[BLOCKS, layer, 0, OFFSETS], keys)
     assert np.array_equal(seen[BLOCKS, layer, 1, OFFSETS], values)
     assert int((seen != 0).sum()) == 2 * 3 * 2 * 4
-    read_keys, read_values = pool.read(layer, slots)
-    assert torch.equal(read_keys, keys)
-    assert torch.equal(read_values, values)
+    read_keys, read_values = pool.read(layer, pool.contexts(BLOCKS[None], OFFSETS[None], CPU))
+    assert torch.equal(read_keys, keys.transpose(0, 1)[None])
+    assert torch.equal(read_values, values.transpose(0, 1)[None])
 
 
 def test_entries_of_different_widths_lie_behind_each_other_in_their_block() -> None:
@@ -65,16 +65,18 @@ def test_entries_of_different_widths_lie_behind_each_other_in_their_block() -> N
     buffer = memory_of(layout, 4)
     pool = KvPool(layout, (4,), buffer).of(1)
     assert pool.latent
-    assert pool.widths == (8, 2)
-    slots = pool.slots(BLOCKS, np.array([3, 0, 1]), CPU)
+    assert [(kind.heads, kind.dim) for kind in pool.kinds] == [(1, 8), (1, 2)]
+    offsets = np.array([3, 0, 1])
+    slots = pool.slots(BLOCKS, offsets, CPU)
     rows: list[Tensor] = [torch.randn(3, 8), torch.randn(3, 2)]
     pool.write(1, slots, rows)
     seen = np.frombuffer(buffer, np.float32).reshape(4, 80)
     for number, (block, offset) in enumerate(((2, 3), (0, 0), (3, 1))):
         assert np.array_equal(seen[block, 40 + 8 * offset :][:8], rows[0][number])
         assert np.array_equal(seen[block, 72 + 2 * offset :][:2], rows[1][number])
-    assert [row.shape for row in pool.read(1, slots)] == [(3, 1, 8), (3, 1, 2)]
-    assert torch.equal(pool.read(1, slots)[1].flatten(1), rows[1])
+    read = pool.read(1, pool.contexts(BLOCKS[None], offsets[None], CPU))
+    assert [row.shape for row in read] == [(1, 1, 3, 8), (1, 1, 3, 2)]
+    assert torch.equal(read[1].view(3, 2), rows[1])
 
 
 def test_each_group_has_blocks_and_pages_of_its_own() -> None:
@@ -113,8 +115,8 @@ def test_writes_from_outside_are_seen() -> None:
         ).tobytes()
         group = pool.of(2)
         for block in (0, 1):
-            slots = group.slots(np.full(8, block), np.arange(8), CPU)
-            assert all(bool((row == block).all()) for row in group.read(2, slots))
+            everything = group.contexts(np.full((1, 8), block), np.arange(8)[None], CPU)
+            assert all(bool((row == block).all()) for row in group.read(2, everything))
         del pool, group
         view.release()
 
@@ -123,8 +125,8 @@ def test_bfloat16_takes_half() -> None:
     half = KvLayout.dense(layers=3, kv_heads=2, head_dim=4, block_size=8, itemsize=2, dtype_name="bfloat16")
     assert pool_bytes(half, (4,)) * 2 == pool_bytes(LAYOUT, (4,))
     pool = KvPool(half, (4,), memory_of(half, 4))
-    slots = pool.of(0).slots(np.array([0]), np.array([0]), CPU)
-    assert pool.of(0).read(0, slots)[0].dtype == torch.bfloat16
+    first = pool.of(0).contexts(np.array([[0]]), np.array([[0]]), CPU)
+    assert pool.of(0).read(0, first)[0].dtype == torch.bfloat16
     assert repr(pool) == "KvPool(4 blocks of 8 tokens, bfloat16)"
 
 

@@ -154,3 +154,68 @@ def test_what_cannot_be_served_is_named(directory: Path, changes: dict[str, obje
 def test_fields_of_a_wrong_type_are_refused(read: Callable[[Fields], object], value: object) -> None:
     with pytest.raises(ConfigError, match=r"c\.json: x is"):
         read(Fields(Path("/m"), "c.json", {"x": value}))
+
+
+DEEPSEEK: dict[str, object] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "kv_lora_rank": 16,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+
+
+def test_a_latent_is_the_same_on_every_rank_and_one_head(directory: Path) -> None:
+    edit(directory, DEEPSEEK)
+    config = ModelConfig.from_directory(directory)
+    assert (config.attention, config.kv_heads, config.head_dim, config.rotated_dim) == ("mla", 1, 12, 4)
+    layout = config.kv_layout(8, "float32")
+    assert layout.shard(2, 1) == layout
+    assert layout.block_bytes == 3 * 8 * (16 + 4) * 4
+    assert [config.is_sparse(layer) for layer in range(3)] == [False, True, True]
+
+
+def test_layers_with_windows_are_a_group_of_their_own(directory: Path) -> None:
+    changes = {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "sliding_window": 32}
+    edit(directory, changes | {"max_window_layers": 1})
+    full, window = ModelConfig.from_directory(directory).kv_layout(8, "float32").groups
+    assert (full.key, full.window, {entry.layer for entry in full.entries}) == ("full", None, {0})
+    assert (window.key, window.window, {entry.layer for entry in window.entries}) == ("window", 32, {1, 2})
+    edit(directory, {"max_window_layers": 0})
+    (alone,) = ModelConfig.from_directory(directory).kv_layout(8, "float32").groups
+    assert (alone.key, alone.window) == ("kv", 32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"kv_lora_rank": "many"}, "kv_lora_rank is 'many'"),
+        ({"qk_rope_head_dim": 5}, "head_dim 5 is odd"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq is set, but only 1"),
+        ({"topk_method": "greedy"}, "experts chosen by greedy of sigmoid scores are not supported"),
+        ({"scoring_func": "softmax"}, "experts chosen by noaux_tc of softmax scores"),
+        ({"n_group": 3}, "8 experts cannot be chosen from 2 of 3 groups"),
+        ({"topk_group": 5}, "cannot be chosen from 5 of 4 groups"),
+        ({"num_experts_per_tok": 9}, "9 experts per token, but there are 8"),
+        (
+            {"architectures": ["DeepseekV2ForCausalLM"], "norm_topk_prob": True},
+            "norm_topk_prob is set, which is not supported in DeepSeek-V2",
+        ),
+        ({"architectures": ["Qwen2ForCausalLM"], "layer_types": ["linear_attention"]}, "'linear_attention'"),
+        ({"architectures": ["Qwen2ForCausalLM"], "layer_types": ["full_attention"]}, "names 1 of 3 layers"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": 3}, "mlp_only_layers is 3"),
+        (
+            {"architectures": ["GptOssForCausalLM"], "quantization_config": {"quant_method": "mxfp4"}},
+            "quantised weights",
+        ),
+    ],
+)
+def test_what_a_family_cannot_serve_is_named(directory: Path, changes: dict[str, object], named: str) -> None:
+    edit(directory, DEEPSEEK | changes)
+    assert named in problem(directory)

@@ -17,7 +17,7 @@ def test_it_computes_the_same_whatever_the_number_of_rows(rows: int, biased: boo
     torch.manual_seed(0)
     plain = Linear(torch.randn(1030, 515), torch.randn(1030) if biased else None)
     one = packed(plain)
-    assert isinstance(one, Packed) == torch.backends.mkl.is_available()
+    assert isinstance(one, Packed) == torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
     inputs = torch.randn(rows, 515)
     with torch.inference_mode():
         torch.testing.assert_close(one(inputs), plain(inputs), atol=1e-4, rtol=1e-5)
