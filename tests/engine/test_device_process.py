@@ -12,7 +12,7 @@ import pytest
 from tests.support.etcd_server import etcd_server
 from tests.support.tiny_models import write_tiny_llama
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.cluster
 
 REASON = "libhccl.so: cannot open shared object file"
 
@@ -51,7 +51,6 @@ def test_an_engine_ends_with_the_reason_of_its_plug_in(tmp_path: Path, plug_in: 
     assert f"importing torch_npu failed: {REASON}" in last
 
 
-@pytest.mark.cluster
 def test_the_doctor_tells_the_same_reason_where_torch_itself_breaks(plug_in: Path) -> None:
     assert run("-c", "import torch", packages=plug_in).returncode == 1, "the trap is set"
     told = run("-m", "pdcore", "doctor", "ascend", packages=plug_in)

@@ -18,7 +18,7 @@ from tests.support.etcd_server import EtcdServer, etcd_server
 from tests.support.eventually import eventually, eventually_now
 from tests.support.processes import ChildProcess, free_port
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.cluster
 
 KEYSPACE = Keyspace(cluster="test")
 LIBRARY = """

@@ -75,23 +75,22 @@ async def test_a_stop_string_may_begin_before_the_break(scripted: LeaderApp) -> 
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks if chunk["choices"]] == ["stop"]
 
 
-@pytest.mark.parametrize(
-    ("change", "resume", "text", "reason"),
-    [
-        ({}, {"output_ids": [72, 105, 0]}, "", "stop"),
-        ({"max_tokens": 3}, {}, "!", "length"),
-        ({"stop": "!"}, {}, "", "stop"),
-    ],
-)
-async def test_what_was_complete_already_needs_no_rank(
-    scripted: LeaderApp, change: dict[str, Any], resume: dict[str, Any], text: str, reason: str
-) -> None:
-    answer = await scripted.client.post("/v1/completions", json=ASKED | change | {"resume": RESUME | resume})
-    *chunks, usage = documents(answer)
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
-    assert chunks[-1]["choices"][0]["finish_reason"] == reason
-    assert usage["usage"]["completion_tokens"] == 3
-    assert answer.text.endswith("data: [DONE]\n\n")
+COMPLETE: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
+    ({}, {"output_ids": [72, 105, 0]}, "", "stop"),
+    ({"max_tokens": 3}, {}, "!", "length"),
+    ({"stop": "!"}, {}, "", "stop"),
+]
+
+
+async def test_what_was_complete_already_needs_no_rank(scripted: LeaderApp) -> None:
+    for change, resume, text, reason in COMPLETE:
+        body = ASKED | change | {"resume": RESUME | resume}
+        answer = await scripted.client.post("/v1/completions", json=body)
+        *chunks, usage = documents(answer)
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
+        assert chunks[-1]["choices"][0]["finish_reason"] == reason
+        assert usage["usage"]["completion_tokens"] == 3
+        assert answer.text.endswith("data: [DONE]\n\n")
     assert scripted.rank.received == []
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.engine.messages import Limits, Sampling, Start
@@ -65,6 +65,7 @@ def test_a_rule_changes_its_own_row_and_leaves_what_it_was_given_alone() -> None
 tokens = st.lists(st.integers(0, VOCABULARY - 1), max_size=8).map(tuple)
 
 
+@settings(max_examples=25)
 @given(tokens, tokens, st.floats(-2, 2), st.floats(-2, 2), st.floats(0.1, 3))
 def test_penalties_are_what_their_definitions_say(
     prompt: tuple[int, ...], output: tuple[int, ...], presence: float, frequency: float, repetition: float
