@@ -15,11 +15,17 @@ import pytest
 
 from pdcore.cli import main
 from pdcore.config import ENGINE, FACADE, ROUTER
+from pdcore.config.memfabric_store import MEMFABRIC_STORE
 
 ROOT: Final = Path(__file__).parent.parent
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS: Final = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
-SETTINGS: Final = {"pdcore.engine": ENGINE, "pdcore.router": ROUTER, "pdcore.registry.facade": FACADE}
+SETTINGS: Final = {
+    "pdcore.engine": ENGINE,
+    "pdcore.router": ROUTER,
+    "pdcore.registry.facade": FACADE,
+    "pdcore.engine.memfabric_store": MEMFABRIC_STORE,
+}
 FIRST_SCREEN_LINES: Final = 30
 COMMAND: Final = re.compile(r"`((?:make |pdcore |python -m pdcore)[^`\n]*)`")
 FENCED: Final = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)

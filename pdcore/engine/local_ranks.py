@@ -14,7 +14,7 @@ from typing import Final, Self
 
 from pdcore import telemetry
 from pdcore.config import EngineConfig
-from pdcore.engine import memfabric_store
+from pdcore.engine.memfabric_store import serving as memfabric_store
 from pdcore.engine.placement import Placement
 from pdcore.engine.process import beside
 from pdcore.engine.rank_process import RANK_COMMAND, RankProcess

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pdcore.engine.memfabric_store import find
+from pdcore.engine.memfabric_store.serving import find
 from pdcore.registry.etcd.driver import EtcdStore
 from pdcore.topology.keys import Keyspace
 from tests.support.etcd_server import EtcdServer, etcd_server

@@ -1,22 +1,14 @@
-"""``python -m pdcore.engine.memfabric_store``: the store that memfabric before 1.2 needs, once in a cluster.
-
-It keeps it at --host and --port and says in the keyspace, at ``side/memfabric_store``, where that is: leaders look there
-unless --memfabric-store tells them. Have something start it anew when it ends. From memfabric 1.2 on nobody needs it.
-"""
+"""The store that memfabric before 1.2 needs: kept by one process, found by leaders in the keyspace."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib
-import sys
 from typing import Final
-
-import click
 
 from pdcore import telemetry
 from pdcore.clock import SystemClock
-from pdcore.config import load, options
-from pdcore.config.memfabric_store import MEMFABRIC_STORE, MemfabricStoreConfig
+from pdcore.config.memfabric_store import MemfabricStoreConfig
 from pdcore.engine.process import beside, signals
 from pdcore.engine.transfer.memfabric_library import PACKAGE
 from pdcore.errors import ConfigError, StoreError
@@ -25,24 +17,10 @@ from pdcore.registry.standing_word import StandingWord
 from pdcore.registry.store import Store
 from pdcore.topology.keys import Keyspace
 
-REFUSED: Final = 2
 LEAVE_S: Final = 3.0
 LOOK_S: Final = 3.0
 
 log = telemetry.logger(__name__)
-
-
-@click.command(help=__doc__)
-@options(MEMFABRIC_STORE)
-def main(**flags: str | None) -> None:
-    """Run until told to end; 2 for what cannot work."""
-    try:
-        config = load(MemfabricStoreConfig, MEMFABRIC_STORE, flags, section="memfabric_store")
-        telemetry.configure(config.log_format, config.log_level)
-        asyncio.run(run(config))
-    except ConfigError as wrong:
-        click.echo(f"pdcore.engine.memfabric_store: {wrong}", err=True)
-        sys.exit(REFUSED)
 
 
 async def run(config: MemfabricStoreConfig) -> None:
@@ -85,7 +63,3 @@ def _create(url: str) -> None:
         raise ConfigError(
             f"--host and --port: memfabric cannot keep its store at {url}: it answered {status}"
         )
-
-
-if __name__ == "__main__":
-    main()
