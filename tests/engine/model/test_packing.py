@@ -6,19 +6,23 @@ import pytest
 import torch
 
 from pdcore.engine.model.layers import Linear
-from pdcore.engine.model.packing import Packed, packed
+from pdcore.engine.model.packing import PackedByMkl, PackedByOneDnn, packed
 
 pytestmark = pytest.mark.unit
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8, 65])
 @pytest.mark.parametrize("biased", [False, True])
-def test_it_computes_the_same_whatever_the_number_of_rows(rows: int, biased: bool) -> None:
+@pytest.mark.parametrize(("shape", "packing"), [((1030, 515), PackedByMkl), ((3600, 150), PackedByOneDnn)])
+def test_it_computes_the_same_whatever_the_number_of_rows(
+    rows: int, biased: bool, shape: tuple[int, int], packing: type
+) -> None:
     torch.manual_seed(0)
-    plain = Linear(torch.randn(1030, 515), torch.randn(1030) if biased else None)
+    plain = Linear(torch.randn(shape), torch.randn(shape[0]) if biased else None)
     one = packed(plain)
-    assert isinstance(one, Packed) == torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    inputs = torch.randn(rows, 515)
+    available = torch.backends.mkl if packing is PackedByMkl else torch.backends.mkldnn
+    assert isinstance(one, packing) == available.is_available()  # type: ignore[no-untyped-call]
+    inputs = torch.randn(rows, shape[1])
     with torch.inference_mode():
         torch.testing.assert_close(one(inputs), plain(inputs), atol=1e-4, rtol=1e-5)
 
