@@ -125,8 +125,9 @@ async def _prefill_groups(
     """Who has the KV of each item. They all have the same prefill rank, unless prefill has chosen one for each."""
     if engine.state.role != "decode":
         return lambda index: None
-    asked = found if found[0].dp_rank is None else found[:1]
-    groups = [await engine.peers.prefill(leg, expected.prefill) for leg in asked]
+    groups = [await engine.peers.prefill(found[0], expected.prefill)]
+    if found[0].dp_rank is None and groups[0].dp_size > 1:
+        groups += [await engine.peers.prefill(leg, expected.prefill) for leg in found[1:]]
     return lambda index: groups[index % len(groups)]
 
 

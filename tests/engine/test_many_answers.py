@@ -206,6 +206,19 @@ async def test_every_item_has_its_own_room_and_the_mark_waits_for_all(decode: Le
     assert [one["text"] for one in choices] == ["xy", "ab", "ab", "ab"]
 
 
+@pytest.mark.parametrize(("dp_size", "chosen", "asked"), [(1, None, 1), (2, 1, 1), (2, None, 4)])
+async def test_prefill_is_looked_up_once_unless_it_chose_a_rank_for_each(
+    decode: LeaderApp, dp_size: int, chosen: int | None, asked: int
+) -> None:
+    decode.peers.dp_size = dp_size
+    body = MANY | LEGS | {"disagg_prefill_dp_rank": chosen}
+    answering = asyncio.ensure_future(decode.client.post("/v1/completions", json=body))
+    for start in await wait_starts(decode, 4):
+        await decode.rank.say(step(start.request_id, [97], "length"))
+    assert (await answering).status_code == 200
+    assert [leg.room for leg, _ in decode.peers.asked] == [11, 12, 13, 14][:asked]
+
+
 async def test_a_prefill_leg_of_many_is_answered_when_all_are_handed_off(prefill: LeaderApp) -> None:
     asked = asyncio.ensure_future(prefill.client.post("/v1/completions", json=MANY | LEGS))
     began = await wait_starts(prefill, 4)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import msgspec
 
 from pdcore.clock import SystemClock
 from pdcore.engine.app import create_app
@@ -48,13 +49,14 @@ class OnePeer:
 
     def __init__(self) -> None:
         self.fault: ApiError | None = None
+        self.dp_size = 1
         self.asked: list[tuple[Leg, str | None]] = []
 
     async def prefill(self, leg: Leg, expected: str | None) -> PrefillGroup:
         self.asked.append((leg, expected))
         if self.fault is not None:
             raise self.fault
-        return GROUP
+        return msgspec.structs.replace(GROUP, dp_size=self.dp_size)
 
 
 @dataclass(frozen=True, slots=True)
