@@ -53,11 +53,16 @@ class ModelStep:
 def _logprobs(
     logits: Tensor, requests: Sequence[Request], chosen: Mapping[str, int]
 ) -> dict[str, TokenLogprobs]:
-    return {
-        request.request_id: log_probabilities(logits[row], chosen[request.request_id], top)
+    asked = [
+        (row, request.request_id, top)
         for row, request in enumerate(requests)
         if (top := request.start.sampling.top_logprobs) is not None
-    }
+    ]
+    if not asked:
+        return {}
+    rows, ids, tops = zip(*asked, strict=True)
+    of = logits if len(rows) == len(requests) else logits[list(rows)]
+    return dict(zip(ids, log_probabilities(of, [chosen[name] for name in ids], tops), strict=True))
 
 
 def _slices(batch: Sequence[Compute]) -> list[Slice]:

@@ -61,14 +61,15 @@ def _change(row: Tensor, request: Request) -> None:
 
 def _repel(row: Tensor, seen: Iterable[int], penalty: float) -> None:
     ids = _ids(row, seen)
-    values = row[ids]
-    row[ids] = torch.where(values > 0, values / penalty, values * penalty)
+    values = row.index_select(0, ids)
+    row.index_copy_(0, ids, torch.where(values > 0, values / penalty, values * penalty))
 
 
 def _penalise(row: Tensor, generated: Sequence[int], sampling: Sampling) -> None:
     counts = {token: count for token, count in Counter(generated).items() if token < row.shape[0]}
     times = torch.tensor(list(counts.values()), dtype=row.dtype, device=row.device)
-    row[_ids(row, counts)] -= sampling.presence_penalty + sampling.frequency_penalty * times
+    penalties = sampling.presence_penalty + sampling.frequency_penalty * times
+    row.index_add_(0, _ids(row, counts), penalties, alpha=-1)
 
 
 def _ids(row: Tensor, ids: Iterable[int]) -> Tensor:

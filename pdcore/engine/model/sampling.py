@@ -54,17 +54,19 @@ def sample(logits: Tensor, params: Sequence[Sampling], positions: Sequence[int])
 
 
 @torch.inference_mode()
-def log_probabilities(logits: Tensor, token: int, top: int) -> TokenLogprobs:
-    """What ``token`` and the ``top`` best tokens had in a row of ``logits`` (``[vocab]``), before any limit.
+def log_probabilities(logits: Tensor, tokens: Sequence[int], tops: Sequence[int]) -> list[TokenLogprobs]:
+    """What ``tokens[i]`` and the ``tops[i]`` best tokens had in row ``i`` of ``logits`` (``[n, vocab]``).
 
-    Temperature, top-k and top-p do not change what is reported. Natural logarithms; the best token first.
+    Temperature, penalties and limits do not change what is reported. Natural logarithms; the best token first.
     """
-    every = logits.double().log_softmax(dim=-1)
-    best = every.topk(min(top, every.shape[0]))
-    return TokenLogprobs(
-        logprob=float(every[token]),
-        top=tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True)),
-    )
+    total = logits.logsumexp(dim=-1, keepdim=True)
+    chosen = (logits.gather(1, torch.tensor(tokens, device=logits.device)[:, None]) - total)[:, 0].tolist()
+    best = logits.topk(min(max(tops), logits.shape[1]), dim=-1)
+    ids, values = best.indices.tolist(), (best.values - total).tolist()
+    return [
+        TokenLogprobs(logprob=own, top=tuple(zip(ids[row][:top], values[row][:top], strict=True)))
+        for row, (own, top) in enumerate(zip(chosen, tops, strict=True))
+    ]
 
 
 def uniform(seed: int, position: int) -> float:

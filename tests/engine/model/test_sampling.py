@@ -103,16 +103,16 @@ def test_the_scheme_itself_is_pinned() -> None:
 
 
 def test_log_probabilities_are_those_of_the_whole_distribution_best_first() -> None:
-    row = logits(1, 20)[0]
-    every = row.double().log_softmax(dim=0)
-    told = log_probabilities(row, 3, 4)
-    assert told.logprob == pytest.approx(float(every[3]))
-    assert [token for token, _ in told.top] == row.topk(4).indices.tolist()
-    assert [value for _, value in told.top] == pytest.approx(
-        row.double().log_softmax(dim=0).topk(4).values.tolist()
-    )
-    assert log_probabilities(row, 3, 0).top == ()
-    assert sum(math.exp(value) for _, value in log_probabilities(row, 3, 100).top) == pytest.approx(1)
+    rows = logits(3, 20)
+    every = rows.double().log_softmax(dim=-1)
+    for row, told in enumerate(log_probabilities(rows, [3, 5, 7], [4, 0, 100])):
+        count = (4, 0, 20)[row]
+        assert told.logprob == pytest.approx(float(every[row, (3, 5, 7)[row]]), abs=1e-6)
+        assert [token for token, _ in told.top] == rows[row].topk(count).indices.tolist()
+        assert [value for _, value in told.top] == pytest.approx(
+            every[row].topk(count).values.tolist(), abs=1e-6
+        )
+    assert sum(math.exp(value) for _, value in told.top) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("temperature", [1e-46, 1e-308, 5e-324, 1e-38, 1e-6, 1e-5, 1e-4])
