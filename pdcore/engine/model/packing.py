@@ -61,6 +61,7 @@ class PackedByOneDnn:
 
 
 Packing = type[PackedByMkl] | type[PackedByOneDnn]
+_PACKINGS: Final[dict[str, Packing]] = {one.__name__: one for one in (PackedByMkl, PackedByOneDnn)}
 
 
 def packed(linear: Linear) -> Projection:
@@ -70,7 +71,7 @@ def packed(linear: Linear) -> Projection:
     if not large or linear.weight.dtype is not torch.float32 or not linear.weight.is_cpu:
         return linear
     packing: Packing = PackedByOneDnn if rows >= _VERY_WIDE * columns else PackedByMkl
-    return packing.of(linear) if _works(packing) else linear
+    return packing.of(linear) if _works(packing.__name__) else linear
 
 
 def _operators() -> Any:
@@ -78,12 +79,12 @@ def _operators() -> Any:
 
 
 @cache
-def _works(packing: Packing) -> bool:
+def _works(name: str) -> bool:
     """Whether this build of torch has the operators, and they multiply: they are not part of its public interface."""
     plain = Linear(torch.arange(48.0).view(6, 8) / 48, torch.arange(6.0))
     inputs = torch.arange(24.0).view(3, 8)
     try:
-        found = packing.of(plain)(inputs)
+        found = _PACKINGS[name].of(plain)(inputs)
     except (AttributeError, RuntimeError, TypeError):
         return False
     return torch.allclose(found, F.linear(inputs, plain.weight, plain.bias))

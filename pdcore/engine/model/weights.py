@@ -91,7 +91,8 @@ class Weights:
             )
         if as_stored and tensor.dtype.itemsize < self.dtype.itemsize:
             dtype = tensor.dtype
-        return tensor.to(device=self.device, dtype=dtype or self.dtype)
+        # A copy, because a view would keep the whole file in memory.
+        return tensor.to(device=self.device, dtype=dtype or self.dtype, copy=True)
 
     def ignore(self, unneeded: Callable[[str], bool]) -> None:
         """Some writers store tensors that are not needed."""

@@ -21,7 +21,7 @@ def test_it_computes_the_same_whatever_the_number_of_rows(
     plain = Linear(torch.randn(shape), torch.randn(shape[0]) if biased else None)
     one = packed(plain)
     available = torch.backends.mkl if packing is PackedByMkl else torch.backends.mkldnn
-    assert isinstance(one, packing) == available.is_available()  # type: ignore[no-untyped-call]
+    assert isinstance(one, packing) == available.is_available()
     inputs = torch.randn(rows, shape[1])
     with torch.inference_mode():
         torch.testing.assert_close(one(inputs), plain(inputs), atol=1e-4, rtol=1e-5)
