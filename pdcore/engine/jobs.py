@@ -86,7 +86,7 @@ async def prepare(
     rooms = legs.parse_rooms(body, request.items) if found is None else [leg.room for leg in found]
     check_model(state, request.model)
     _check_room_for(engine, request)
-    prompts = [await _prompt(engine, request, place) for place in range(len(request.prompts))]
+    prompts = await _prompts(engine, request)
     draft = _Draft(engine, request, request_id, deadline, expected)
     groups = await _prefill_groups(engine, found or (), expected)
     items = [
@@ -215,15 +215,24 @@ def _seed(request: GenerationRequest, sample: int) -> int:
     return int.from_bytes(mixed, "little") >> (64 - SEED_BITS)
 
 
-async def _prompt(engine: Engine, request: GenerationRequest, place: int) -> tuple[int, ...]:
+async def _prompts(engine: Engine, request: GenerationRequest) -> list[tuple[int, ...]]:
     if request.resume is not None and request.resume.prompt is not None:
-        return request.resume.prompt
-    field = request.field_of(place)
-    return await tokens_of(engine.texts, request.prompts[place], engine.state.context_length, field)
+        return [request.resume.prompt]
+    texts, most = engine.texts, engine.state.context_length
+    apart = sum(len(prompt) for prompt in request.prompts if isinstance(prompt, str)) > LONG_TEXT
+    return [
+        await tokens_of(texts, prompt, most, request.field_of(place), apart=apart)
+        for place, prompt in enumerate(request.prompts)
+    ]
 
 
-async def tokens_of(texts: Texts, prompt: Prompt, context_length: int, field: str) -> tuple[int, ...]:
-    """The prompt's tokens; long text is encoded off the loop, and not at all when it cannot fit the context."""
+async def tokens_of(
+    texts: Texts, prompt: Prompt, context_length: int, field: str, *, apart: bool
+) -> tuple[int, ...]:
+    """The prompt's tokens; long text is encoded off the loop, and not at all when it cannot fit the context.
+
+    ``apart``: off the loop however short it is, because there is much of it.
+    """
     if isinstance(prompt, tuple):
         return prompt
     if isinstance(prompt, Conversation):
@@ -236,7 +245,7 @@ async def tokens_of(texts: Texts, prompt: Prompt, context_length: int, field: st
     if fewest >= context_length:
         message = f"the context is {context_length} tokens long, but {field} has at least {fewest}"
         raise ApiError("context_length_exceeded", message, param=field)
-    tokens = await asyncio.to_thread(encode) if length > LONG_TEXT else encode()
+    tokens = await asyncio.to_thread(encode) if apart or length > LONG_TEXT else encode()
     if not tokens:
         raise ApiError("invalid_request", f"{field} has no tokens", param=field)
     return tuple(tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pdcore.engine.transfer.orders import TokenLogprobs
 from tests.support.eventually import eventually
 from tests.support.fake_rank import echo, silent, step
 from tests.support.leader_app import LEG, LeaderApp, leader_app
+from tests.support.letters import Letters
 
 pytestmark = pytest.mark.integration
 
@@ -278,3 +280,21 @@ async def test_rooms_that_are_taken_refuse_the_whole_request_and_leave_it_undist
     assert decode.dispatch.statistics().rooms == 1
     await decode.rank.say(step(start.request_id, [97], "length"))
     assert (await first).json()["choices"][0]["text"] == "a"
+
+
+async def test_much_text_in_short_prompts_is_encoded_off_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, threads = Letters.encode, set[int]()
+
+    def watched(self: Letters, text: str, *, special: bool = True) -> list[int]:
+        threads.add(threading.get_ident())
+        return encode(self, text, special=special)
+
+    monkeypatch.setattr(Letters, "encode", watched)
+    async with leader_app(tmp_path, "unified", echo, max_held=128) as app:
+        for count, apart in ((2, False), (100, True)):
+            threads.clear()
+            body = {"prompt": ["x" * 250] * count, "max_tokens": 1}
+            assert (await app.client.post("/v1/completions", json=body)).status_code == 200
+            assert (threading.get_ident() not in threads) is apart
