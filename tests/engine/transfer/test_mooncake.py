@@ -6,6 +6,7 @@ The library itself is held to the engines' contract in test_engines; here one th
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from pdcore.engine.transfer import mooncake_library
 from pdcore.engine.transfer.engine import Linked, Lost
 from pdcore.engine.transfer.library_receiver import LibraryReceiver
 from pdcore.engine.transfer.library_sender import LibrarySender
-from pdcore.engine.transfer.memory import Region
+from pdcore.engine.transfer.memory import PAGE, Region, address_of, private
 from pdcore.engine.transfer.mooncake import MooncakeEngine
 from pdcore.engine.transfer.plan import WriteOps
 from pdcore.errors import ConfigError, PeerGone, RejectedByPeer, TransferTimeout
@@ -234,3 +235,34 @@ def test_what_the_library_lacks_is_one_sentence(
         mooncake_library.load("tcp", 5)
     assert len(caught.value.problems) == 1
     sys.modules.pop("mooncake", None)
+
+
+def test_links_between_devices_want_aligned_memory_and_a_deadline_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mooncake").mkdir()
+    (tmp_path / "mooncake" / "__init__.py").touch()
+    (tmp_path / "mooncake" / "engine.py").write_text("class TransferEngine: pass")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in ("mooncake", "mooncake.engine"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    for variable in ("MC_TRANSFER_TIMEOUT", "MC_LOG_LEVEL", "ASCEND_TRANSFER_TIMEOUT"):
+        monkeypatch.setenv(variable, "restored after the test")
+    mooncake_library.load("ascend", 7)
+    assert os.environ["ASCEND_TRANSFER_TIMEOUT"] == "7000"
+    assert MooncakeEngine(bind_ip="127.0.0.1", protocol="ascend").caps.alignment == 2 << 20
+    assert MooncakeEngine(bind_ip="127.0.0.1").caps.alignment == PAGE
+    for module in ("mooncake", "mooncake.engine"):
+        sys.modules.pop(module, None)
+
+
+@pytest.mark.parametrize("nbytes", [1, 4096, (2 << 20) + 1])
+def test_memory_begins_where_it_is_told_to(nbytes: int) -> None:
+    with Region(nbytes, 2 << 20) as region:
+        assert address_of(region.memory) % (2 << 20) == 0
+        assert len(region.memory) == region.nbytes == nbytes
+        assert not any(region.memory[:4096])
+        with pytest.raises(RuntimeError, match="nobody else"):
+            _ = region.fd
+    assert address_of(private(nbytes, 2 << 20)) % (2 << 20) == 0
+    assert len(private(nbytes)) == nbytes
