@@ -22,7 +22,8 @@ from pdcore.errors import ConfigError
 PACKAGE: Final = "memfabric_hybrid"
 PROTOCOLS: Final = ("sdma", "device_rdma")
 TIMEOUT_S: Final = 30.0
-"""Longer than any transfer that the library was seen to give up by itself; nothing tells it how long it may take."""
+"""After so long nothing of a peer that ended is taken to be on its way. Nothing tells the library how long a transfer may
+take, so this is on the safe side of what links between devices retry; it was not measured."""
 OWN_STORES_SINCE: Final = (1, 2)
 
 Side = Literal["Prefill", "Decode"]
