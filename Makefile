@@ -7,7 +7,7 @@ ROUNDS ?= 1
 PARALLEL ?= -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system mooncake demo up test check shape test-cluster soak bench bench-affinity bench-engine bench-registry bench-router
+.PHONY: help setup system mooncake demo up test check shape test-cluster soak bench bench-affinity bench-engine bench-models bench-registry bench-router
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -51,6 +51,10 @@ bench: setup system ## figures of this machine
 
 bench-engine: mooncake system ## the engine's: hand-offs, first tokens, KV writes, the loop beside its model (2 minutes)
 	@$(BIN)/python -m bench engine $(ARGS)
+
+bench-models: setup system ## SmolLM2 beside transformers: decode, prompts, a Poisson load, a repeated prompt, memory (10 minutes)
+	@$(BIN)/pdcore demo-model
+	@$(BIN)/python -m bench models $(ARGS)
 
 bench-registry: setup system ## the registry's: latency, and 1,000 instances of 16 ranks (4 minutes)
 	@$(BIN)/python -m bench registry $(ARGS)

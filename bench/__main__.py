@@ -1,6 +1,6 @@
 """Figures of this machine, each beside its limit or its alternative from the same run.
 
-``python -m bench`` measures serving; ``python -m bench engine``, ``affinity``, ``registry``, ``router`` and
+``python -m bench`` measures serving; ``python -m bench engine``, ``affinity``, ``models``, ``registry``, ``router`` and
 ``soak`` take flags (``--help``).
 """
 
@@ -24,6 +24,10 @@ def main() -> int:
             return comparison.main(arguments)
         case "engine":
             return engine.main(arguments)
+        case "models":
+            from bench.models import run as models  # torch, and what it is compared with
+
+            return models.main(arguments)
         case "registry":
             return registry.main(arguments)
         case "router":
@@ -32,7 +36,7 @@ def main() -> int:
             return soak.main(arguments)
         case _:
             print(
-                f"bench: no such subject: {subject}; one of serving, affinity, engine, registry, router, soak",
+                f"bench: no such subject: {subject}; one of serving, affinity, engine, models, registry, router, soak",
                 file=sys.stderr,
             )
             return 2
