@@ -117,7 +117,15 @@ def serve(spec: RankSpec, context: zmq.Context[zmq.Socket[bytes]], leader: Leade
         _log.info("rank ready", kv_blocks=blocks, kv_bytes=around.pool_bytes, device=str(device))
         gc.collect()  # what is here stays: looking through torch's objects again would stop the loop for 100 ms
         gc.freeze()
+        _give_memory_back()
         turn.run()
+
+
+def _give_memory_back() -> None:
+    """Loading leaves holes in the heap, which the C library keeps unless it is asked."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _pool(around: Surroundings, role: RoleParts) -> KvPool:
