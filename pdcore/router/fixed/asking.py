@@ -47,14 +47,22 @@ def heard(health: Health) -> Heard:
 
 
 async def models_of(url: str, timeout_s: float, headers: Mapping[str, str]) -> tuple[str, ...] | None:
-    """What the engine at ``url`` says that it serves; None when it does not say."""
+    """What the engine at ``url`` serves: anything when it answers and names nothing. None when it does not answer."""
     try:
         async with asyncio.timeout(timeout_s):
             status, body = await fetch(url, MODELS, headers)
-        found = msgspec.json.decode(body, type=_Models).data if status == OK else []
-    except (OSError, *_UNREADABLE, msgspec.DecodeError):
+    except (OSError, *_UNREADABLE):
         return None
-    return tuple(one.id for one in found if _is_name(one.id))[:MOST_MODELS] or None
+    return (named_in(body) if status == OK else ()) or (ANY_MODEL,)
+
+
+def named_in(body: bytes) -> tuple[str, ...]:
+    """The models that an answer names; none when it is no list of models."""
+    try:
+        found = msgspec.json.decode(body, type=_Models).data
+    except (ValueError, RecursionError):
+        return ()
+    return tuple(one.id for one in found if _is_name(one.id))[:MOST_MODELS]
 
 
 def _is_name(model: str) -> bool:

@@ -157,7 +157,9 @@ class FixedFleet:
         found = await hear(target.url, self._timeout_s)
         if isinstance(found, Silent) and before.is_up:
             self._fleet.accuse((name, before.incarnation), "silence")
-        elif isinstance(found, Answers) and before.after(found, _fresh) is not before:
+        elif isinstance(found, Answers) and not (
+            before.knows_models and before.after(found, _fresh) is before
+        ):
             models = await models_of(target.url, self._timeout_s, self._headers())
             found = Answers(incarnation=found.incarnation, models=models)
         await self._heard(name, found)
@@ -173,7 +175,7 @@ class FixedFleet:
         if after.is_up != before.is_up or not after.is_up:
             say = _log.info if after.is_up else _log.warning
             say("engine is up" if after.is_up else "engine is down", instance_id=name, reason=after.why)
-        if (after.incarnation, after.is_up) != (before.incarnation, before.is_up):
+        if _shown(after) != _shown(before):
             await self._write(name)
 
     async def _write(self, name: str) -> None:
@@ -181,6 +183,11 @@ class FixedFleet:
         await self._store.commit(
             (), tuple(Put(self._view + key, codec.encode(record)) for key, record in made.items())
         )
+
+
+def _shown(standing: Standing) -> tuple[object, ...]:
+    """What the keyspace shows of it."""
+    return standing.incarnation, standing.is_up, standing.models
 
 
 def _fresh() -> str:

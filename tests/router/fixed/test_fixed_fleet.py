@@ -86,6 +86,15 @@ async def healthy(fleet: Fleet, url: str, is_healthy: bool = True) -> dict[str, 
     return found
 
 
+async def serves(fleet: Fleet, url: str, model: str | None) -> None:
+    """Until ``url`` is listed as an engine that serves ``model``."""
+
+    async def is_so() -> bool:
+        return (await workers(fleet))[url]["model_id"] == model
+
+    await eventually(is_so, WITHIN_S, f"{url} serves {model}")
+
+
 @pytest.fixture
 async def engines() -> AsyncIterator[tuple[Foreign, Foreign, Foreign]]:
     """One that prefills and two that decode."""
@@ -126,6 +135,21 @@ async def test_an_engine_that_says_neither_how_it_is_nor_what_it_serves_serves_a
         assert d.seen[0].json["model"] == "any"
         assert "model" not in d.seen[1].json, "nothing is made up"
         assert (await fleet.client.get("/v1/models")).json()["data"] == []
+
+
+async def test_an_engine_that_is_slow_to_say_what_it_serves_is_asked_until_it_does(engines: Engines) -> None:
+    p, d, _ = engines
+    p.models = d.models = (Hang(),)
+    async with serving(prefill=(p,), decode=(d,), probe_timeout_s=0.2) as fleet:
+        await up(fleet, 2)
+        assert (await fleet.post({**BODY, "model": "other"})).status_code == 200, "anything so far"
+        p.models = d.models = MODELS
+        for one in (p, d):
+            await serves(fleet, one.url, "tiny")
+        await fleet.follower.wait_until(
+            lambda view: {one.record.models for one in view.instances.values()} == {("tiny",)}, WITHIN_S
+        )
+        assert (await fleet.post({**BODY, "model": "other"})).status_code == 404
 
 
 async def test_a_decode_that_dies_idle_is_soon_out_and_costs_no_request(
@@ -241,6 +265,7 @@ async def test_workers_are_counted_and_shown_one_by_one(engines: Engines) -> Non
         await fleet.client.post("/workers", json={"url": u.url})
         listed = (await fleet.client.get("/workers")).json()
         assert listed["stats"] == {"prefill_count": 1, "decode_count": 1, "regular_count": 1}
+        await serves(fleet, p.url, "tiny")
         one = await healthy(fleet, p.url)
         assert one == (await fleet.client.get(f"/workers/{one['id']}")).json()
         assert (one["worker_type"], one["load"], one["model_id"]) == ("prefill", 0, "tiny")

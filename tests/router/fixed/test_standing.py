@@ -39,8 +39,17 @@ def after(*said: Heard) -> Standing:
 
 def test_it_comes_up_with_its_first_answer_and_what_it_serves() -> None:
     assert not Standing(incarnation="n0").is_up
-    assert after(Answers(models=("m",))) == Standing(incarnation="n0", is_up=True, models=("m",), why="")
+    assert after(Answers(models=("m",))) == Standing(
+        incarnation="n0", is_up=True, models=("m",), knows_models=True, why=""
+    )
     assert after(Answers()).models == (ANY_MODEL,)
+
+
+def test_who_is_up_and_has_not_said_what_it_serves_says_it_later_and_stays_who_it_is() -> None:
+    assert after(Answers(), Answers(models=("m",))) == after(Answers(models=("m",)))
+    known = after(Answers(models=("m",)))
+    assert known.after(Answers(models=("n",)), Fresh()) is known, "it was not asked again"
+    assert not after(Answers(models=("m",)), REFUSES).knows_models, "who comes back may serve another one"
 
 
 def test_who_names_an_incarnation_has_that_one() -> None:
