@@ -17,7 +17,7 @@ telemetry.configure(sys.argv[1], "info", role="router")
 log = telemetry.logger("a.module")
 with telemetry.bound(room=7):
     log.info("said", revision=3)
-log.info("odd", half="\\ud800", letters="ü", thing=ValueError)
+log.info("odd", half="\ud800", letters="ü", thing=ValueError)
 log.info("huge", number=2**70)
 log.debug("not said")
 if "hostile" in sys.argv:
