@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Final
@@ -69,16 +70,19 @@ def assemble(
     lease: Callable[[], LeaseId | None],
     cached: Topology | None = None,
     access: Access = OPEN,
+    engine_tls: ssl.SSLContext | None = None,
 ) -> Serving:
     """What serves requests. Nothing is opened here; ``lease`` is the router's own, None while it has none.
 
-    ``cached`` is the view of an earlier run, to begin with while the store is away.
+    ``cached`` is the view of an earlier run, to begin with while the store is away. ``engine_tls`` is by what engines at
+    https addresses are known, the machine's trust if None.
     """
     fleet = Fleet(
         follower,
         probe_timeout_s=config.probe_timeout_s,
         frozen_after_s=config.frozen_after_s,
         cached=cached,
+        tls=engine_tls,
         clock=clock,
     )
     metrics, ledger = RouterMetrics(), Ledger()
@@ -102,7 +106,7 @@ def assemble(
         contacts=contacts,
         client_rooms=rooms,
         access=access,
-        fixed=fixed_fleet(config, store, fleet, clock, access.towards_engines),
+        fixed=fixed_fleet(config, store, fleet, clock, access.towards_engines, engine_tls),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -175,7 +176,11 @@ class Fleet:
 
 @asynccontextmanager
 async def running_fleet(
-    *, store: MemoryStore | None = None, access: Access = OPEN, **changes: Any
+    *,
+    store: MemoryStore | None = None,
+    access: Access = OPEN,
+    engine_tls: ssl.SSLContext | None = None,
+    **changes: Any,
 ) -> AsyncIterator[Fleet]:
     """A router over an empty keyspace."""
     settings, clock = config(**changes), SystemClock()
@@ -183,7 +188,7 @@ async def running_fleet(
     listener = listen("127.0.0.1", 0, "port")
     store = store or MemoryStore()
     lease = await store.grant(60)
-    upstream = WireUpstream(connect_timeout_s=settings.connect_timeout_s)
+    upstream = WireUpstream(connect_timeout_s=settings.connect_timeout_s, tls=engine_tls)
     async with (
         store,
         Follower(store, SPACE, clock=clock) as follower,
@@ -199,6 +204,7 @@ async def running_fleet(
             clock=clock,
             lease=lambda: lease,
             access=access,
+            engine_tls=engine_tls,
         )
         ring = Ring()
         app = build_app(router_id="r", serving=serving, lifecycle=lifecycle, ring=ring)

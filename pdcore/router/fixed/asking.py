@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Mapping
 from typing import Final
 
@@ -26,13 +27,15 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-async def hear(url: str, timeout_s: float) -> Heard:
-    """How the engine at ``url`` is, within ``timeout_s``."""
+async def hear(url: str, timeout_s: float, tls: ssl.SSLContext | None = None) -> Heard:
+    """How the engine at ``url`` is, within ``timeout_s``; https by ``tls``, the machine's trust if None."""
     try:
         async with asyncio.timeout(timeout_s):
-            return heard(await ask_health(url))
+            return heard(await ask_health(url, tls))
     except ConnectionRefusedError:
         return Fails(why="it refuses connections")
+    except ssl.SSLError as wrong:  # before ValueError, which a certificate's error is too
+        return Fails(why=f"TLS: {wrong.reason or wrong}")
     except (TimeoutError, ConnectionError, *_UNREADABLE):
         return Silent()
     except OSError as wrong:
@@ -46,11 +49,13 @@ def heard(health: Health) -> Heard:
     return Fails(why=f"its health is {health.status}")
 
 
-async def models_of(url: str, timeout_s: float, headers: Mapping[str, str]) -> tuple[str, ...] | None:
+async def models_of(
+    url: str, timeout_s: float, headers: Mapping[str, str], tls: ssl.SSLContext | None = None
+) -> tuple[str, ...] | None:
     """What the engine at ``url`` serves: anything when it answers and names nothing. None when it does not answer."""
     try:
         async with asyncio.timeout(timeout_s):
-            status, body = await fetch(url, MODELS, headers)
+            status, body = await fetch(url, MODELS, headers, tls)
     except (OSError, *_UNREADABLE):
         return None
     return (named_in(body) if status == OK else ()) or (ANY_MODEL,)

@@ -276,7 +276,7 @@ async def test_workers_are_counted_and_shown_one_by_one(engines: Engines) -> Non
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ({"url": "https://a:1"}, "must be HOST[:PORT] or http://HOST[:PORT]"),
+        ({"url": "ftp://a:1"}, "must be HOST[:PORT] or http[s]://HOST[:PORT]"),
         ({"url": "http://169.254.169.254/latest"}, "and nothing more"),
         ({"url": "http://a:1", "worker_type": "encode"}, "worker_type"),
         ({"url": "http://a:1", "bootstrap_port": 1}, "only a prefill worker"),
