@@ -333,6 +333,8 @@ async def test_bad_input_touches_no_engine(pair: Pair) -> None:
     wrong: list[dict[str, object]] = [{"prompt": value} for value in empty]
     wrong += [{"prompt": "a", "bootstrap_room": room} for room in (0, -1, 2**63, "7", True)]
     wrong += [{"prompt": "a", **elsewhere}, {"prompt": "a", "disagg_prefill_dp_rank": 1}]
+    wrong += [{"prompt": "a", "n": n, "stream": True} for n in (0, "3", 1_000_000)]
+    wrong += [{"prompt": "a", "logprobs": value} for value in (-1, "5", 1.5)]
     cases: list[tuple[dict[str, object] | bytes, int]] = [(body, 400) for body in wrong]
     cases += [({"prompt": "a", "model": "nobody"}, 404), (b"{", 400), (b"x" * (1 << 20) + b"y", 413)]
     for body, status in cases:
@@ -341,8 +343,13 @@ async def test_bad_input_touches_no_engine(pair: Pair) -> None:
         assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
     assert (await pair.fleet.post({"prompt": "a"}, headers={"content-encoding": "gzip"})).status_code == 415
     assert (await pair.fleet.post({"prompt": "a"}, headers={"x-request-id": "a b"})).status_code == 400
+    for messages in ([], [{"role": "user", "content": ""}], [{"role": "user", "content": []}]):
+        answer = await pair.fleet.post({"messages": messages, "stream": True}, "/v1/chat/completions")
+        assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
+        assert answer.json()["error"]["param"].startswith("messages")
     assert not pair.prefill.seen
     assert not pair.decode.seen
+    assert (await pair.fleet.post({"prompt": "   "})).status_code == 200, "a blank is a token"
     await pair.nothing_is_left()
 
 
