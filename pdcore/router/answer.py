@@ -13,7 +13,7 @@ from starlette.types import Send
 
 from pdcore.errors import ApiError
 from pdcore.router.exchange import RawAnswer
-from pdcore.router.headers import as_raw
+from pdcore.router.headers import as_raw, new_request_id
 from pdcore.router.interrupt import Alarm
 from pdcore.router.pace import Pace
 from pdcore.router.relay import error_event
@@ -35,7 +35,6 @@ class ClientAnswer:
     def __init__(
         self,
         send: Send,
-        request_id: str,
         *,
         now: Callable[[], float],
         write_timeout_s: float,
@@ -46,11 +45,22 @@ class ClientAnswer:
         self._now = now
         self._write_timeout_s = write_timeout_s
         self.patience = Alarm(now)
-        self.request_id = request_id
+        self._request_id: str | None = None
         self.status: int | None = None
         self.ended = False
         self.pace = Pace()
         self.before_end: Callable[[], Awaitable[None]] | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The request's name; one of ours where the client's was not read, or cannot be used."""
+        if self._request_id is None:
+            self._request_id = new_request_id()
+        return self._request_id
+
+    @request_id.setter
+    def request_id(self, name: str) -> None:
+        self._request_id = name
 
     @property
     def started(self) -> bool:

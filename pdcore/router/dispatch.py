@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from msgspec import Struct
+
 from pdcore.clock import Clock
 from pdcore.router.answer import ClientAnswer
 from pdcore.router.budget import Budget, Deadline
@@ -44,8 +46,7 @@ LINGER_S: Final = 0.5  # how long a prefill answer may trail behind a finished r
 Rename = Callable[[bytes], bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """How an attempt was settled; ``failure`` unless it finished.
 
     ``left`` is what prefill answered and holds KV for, where decode did not take it.
@@ -56,8 +57,7 @@ class Verdict:
     left: Carried | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Presentation:
+class Presentation(Struct, frozen=True, kw_only=True):
     """How decode's answer is shown: our headers, and the client's own name for its room where it appears.
 
     ``items`` is how many answers there are in it.

@@ -47,7 +47,6 @@ class GenerationEndpoint:
         started, trace = clock.now(), Trace()
         client = ClientAnswer(
             send,
-            headers.new_request_id(),
             now=clock.now,
             write_timeout_s=self._serving.config.idle_timeout_s,
             on_start=metrics.answering.inc,
@@ -126,13 +125,14 @@ class GenerationEndpoint:
 
     async def _read(self, scope: Scope, receive: Receive, client: ClientAnswer, trace: Trace) -> Incoming:
         raw = scope["headers"]
-        client.request_id = headers.check(raw)
+        head = headers.read(raw)
+        client.request_id = head.request_id
         trace.client = self._serving.access.client(raw)
         self._lifecycle.admit()
         config = self._serving.config
         now = self._serving.ground.clock.now()
         client.patience.set(now + config.idle_timeout_s)
-        body = await _body(receive, headers.content_length(raw), config.max_body_bytes)
+        body = await _body(receive, head.content_length, config.max_body_bytes)
         client.patience.set(None)
         trace.arrived = True
         request = parse(self._endpoint, body)
@@ -140,7 +140,7 @@ class GenerationEndpoint:
         return Incoming(
             request=request,
             request_id=client.request_id,
-            forwarded=headers.forwarded(raw) | self._serving.access.towards_engines(),
+            forwarded=head.forwarded | self._serving.access.towards_engines(),
             budget=Budget.of(config, now=now, stream=request.stream),
             trace=trace,
         )

@@ -7,9 +7,10 @@ values handed in; the same arguments give the same answer.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, NamedTuple
+
+from msgspec import Struct, field
 
 from pdcore.router.eligible import Answer, Check, CompatMemo, Doubts, Eligible, Filter
 from pdcore.router.policies.base import Choice, Policy, choose
@@ -24,8 +25,7 @@ __all__ = ["NO_DOUBTS", "CompatMemo", "InstanceKey", "Load", "NoPair", "Pick", "
 _NO_REASONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pick:
+class Pick(Struct, frozen=True, kw_only=True):
     """The chosen instances. ``prefill`` is None when one unified instance serves the request alone.
 
     ``choices`` were made in this order; ``excluded`` says of instances that no policy was asked about why not.
@@ -59,8 +59,7 @@ class Pick:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoPair:
+class NoPair(Struct, frozen=True, kw_only=True):
     """Nobody can serve it. ``reasons`` by instance id; ``"*"`` when there is no instance to blame."""
 
     reasons: Mapping[str, tuple[str, ...]]

@@ -15,6 +15,7 @@ from typing import Final
 
 from pdcore.errors import ApiError, StoreError
 from pdcore.registry.store import Absent, Delete, LeaseId, Put, Store, ValueIs
+from pdcore.router.chance import take
 from pdcore.router.fields import MAX_ROOM
 from pdcore.telemetry import logger
 from pdcore.topology.keys import Keyspace
@@ -29,7 +30,7 @@ _log = logger(__name__)
 
 def fresh_room() -> int:
     """A room nobody used, with certainty enough: 63 random bits, never 0 ("not written")."""
-    return 1 + secrets.randbelow(MAX_ROOM)
+    return (int.from_bytes(take(8), "big") & MAX_ROOM) or MAX_ROOM
 
 
 class ClientRooms:

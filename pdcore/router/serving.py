@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pdcore.config import RouterConfig
 from pdcore.errors import ApiError
@@ -35,8 +38,7 @@ from pdcore.router.retries import Retries
 from pdcore.router.rooms import ClientRooms, fresh_room
 
 
-@dataclass(slots=True, kw_only=True)
-class Trace:
+class Trace(Struct, kw_only=True):
     """What the access line tells of a request; filled in as it goes. ``client`` is the name of its API key.
 
     ``arrived``: the whole request is here.
@@ -63,8 +65,7 @@ class Trace:
         return {name: value for name, value in said.items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incoming:
+class Incoming(Struct, frozen=True, kw_only=True):
     """A parsed request and what came with it."""
 
     request: ClientRequest

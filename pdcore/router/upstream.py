@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Final, Protocol, Self
+
+from msgspec import Struct
 
 from pdcore.errors import PdcoreError
 
@@ -32,8 +33,7 @@ class Broken(PdcoreError):
     """The connection ended before the answer did, or what came is not HTTP."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Post:
+class Post(Struct, frozen=True, kw_only=True):
     """One POST with a JSON body."""
 
     url: str

@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from pdcore.config.policies import PolicyNames
 from pdcore.router.api import parse
@@ -294,7 +295,7 @@ def test_a_conversation_goes_to_the_dp_rank_that_has_it_unless_the_client_or_the
     memory, used = PromptMemory(USUAL), rules(USUAL)
 
     def rank(topology: Topology, number: int, **changes: Any) -> int | None:
-        want = replace(asking(memory, chat(f"{number}"), 1), **changes)
+        want = structs.replace(asking(memory, chat(f"{number}"), 1), **changes)
         found = pick(topology, want, Ledger(), used)
         assert isinstance(found, Pick)
         return found.prefill_dp_rank

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from pdcore.router.policies.lots import seed
 from pdcore.router.policies.prefix_affinity import (
@@ -35,7 +36,7 @@ MUCH = 1 << 40
 
 def conversation(number: int, *shared: Part, shared_bytes: int = 0) -> Want:
     own = Part(seed(f"conversation {number}"), 0.0)
-    return replace(WANT, prefix=Prefix(path=(*shared, own), shared_bytes=shared_bytes))
+    return structs.replace(WANT, prefix=Prefix(path=(*shared, own), shared_bytes=shared_bytes))
 
 
 def homes(
@@ -129,7 +130,7 @@ def test_nobody_is_given_more_than_the_bound(
 
 
 def test_without_a_prefix_the_requests_own_chance_decides() -> None:
-    drawn = {chosen(AFFINITY, EIGHT, replace(WANT, draw=seed(str(number)))) for number in range(100)}
+    drawn = {chosen(AFFINITY, EIGHT, structs.replace(WANT, draw=seed(str(number)))) for number in range(100)}
     assert len(drawn) == 8
 
 
