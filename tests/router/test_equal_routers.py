@@ -61,3 +61,19 @@ async def test_a_room_has_one_place_while_the_fleet_stays_the_same() -> None:
         first = [await pair(one, "hi", bootstrap_room=room) for room in range(1, 13)]
         assert [await pair(other, "ho", bootstrap_room=room) for room in range(1, 13)] == first
         assert len(set(first)) > 3
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("policy", "count"), [("round_robin", 1000), (None, 10_000)])
+async def test_everybody_gets_a_share_within_a_tenth_and_no_pair_is_left_out(
+    policy: str | None, count: int
+) -> None:
+    chosen = {} if policy is None else {"policy": policy_names(policy)}
+    async with routers(2, prefills=4, decodes=2, **chosen) as both:
+        pairs = Counter([await pair(both[n % 2], f"{n} is what nobody else asks") for n in range(count)])
+    assert len(pairs) == 8
+    for place, of in ((0, 4), (1, 2)):
+        shares = Counter[str]()
+        for names, served in pairs.items():
+            shares[names[place]] += served
+        assert all(abs(share - count / of) <= 0.1 * count / of for share in shares.values()), shares

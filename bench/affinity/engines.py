@@ -1,0 +1,294 @@
+"""A fleet of fake engines on real sockets, in one process: prefills that model a KV cache, and one decode.
+
+``python -m bench.affinity.engines SPEED PREFILLS`` prints the ports of all, the decode's last. A prefill answers when what it does not
+find in its cache is computed, after what came before it; queue, cache and costs are the simulation's. Their clock is the
+workload's, ``SPEED`` times as fast as the machine's: a request says when it was sent, so that what the machine does
+besides costs no time there. Both handshakes that the routers under test speak are answered: a room that both legs name,
+whose decode answers once the prefill is done, and two hops with ``kv_transfer_params``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from hashlib import blake2b
+from typing import Final, Protocol, cast
+
+import httptools
+import msgspec
+import uvloop
+
+from bench.affinity.simulation import Cache
+from bench.affinity.workloads import BLOCK_TOKENS, CHARACTERS_PER_TOKEN
+
+MODEL: Final = "tiny"
+CHAT: Final = b"/v1/chat/completions"
+COUNTS: Final = b"/fleet/counts"
+BEGIN: Final = b"/fleet/begin"
+_BLOCK_BYTES: Final = BLOCK_TOKENS * CHARACTERS_PER_TOKEN
+_CHOICE: Final = {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}
+_COMPLETION: Final = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": MODEL}
+_USAGE: Final = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+_ANSWER: Final = {**_COMPLETION, "choices": [_CHOICE], "usage": _USAGE}
+_TRANSFER: Final = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_block_ids": [1],
+    "remote_engine_id": "engine-1",
+    "remote_request_id": "cmpl-1",
+    "remote_host": "127.0.0.1",
+    "remote_port": 5600,
+    "tp_size": 1,
+}
+_ABOUT: Final = {"model_path": MODEL, "served_model_name": MODEL, "tokenizer_path": MODEL, "dp_size": 1}
+DECODED: Final = json.dumps(_ANSWER).encode()
+PREFILLED: Final = json.dumps({**_ANSWER, "kv_transfer_params": _TRANSFER}).encode()
+PAGES: Final = {
+    b"/v1/models": json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model"}]}).encode(),
+    b"/get_load": b'[{"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}]',
+    b"/v1/loads": b'{"timestamp": "", "dp_rank_count": 1, "loads": []}',
+    **{
+        path: json.dumps(_ABOUT).encode()
+        for path in (b"/health", b"/health_generate", b"/server_info", b"/get_server_info", b"/model_info")
+    },
+    b"/get_model_info": json.dumps(_ABOUT).encode(),
+}
+"""What routers ask an engine about itself."""
+
+Answer = Callable[[bytes], None]
+
+
+class Message(msgspec.Struct):
+    """One message of a chat."""
+
+    role: str
+    content: str
+
+
+class Chat(msgspec.Struct):
+    """What an engine reads of a request. ``user`` says when it was sent, in seconds of the workload's clock."""
+
+    messages: list[Message]
+    user: str = "0"
+    bootstrap_room: int | None = None
+
+
+_CHAT: Final = msgspec.json.Decoder(Chat)
+
+
+class Engine(Protocol):
+    """Answers a chat, now or later."""
+
+    def take(self, chat: Chat, answer: Answer) -> None: ...
+
+
+class Clock:
+    """The workload's, beside the machine's. Mutable: when it began."""
+
+    def __init__(self, speed: float) -> None:
+        self._speed = speed
+        self.began = 0.0
+
+    def until(self, instant: float) -> float:
+        """The machine's seconds until ``instant``; 0 when it is past."""
+        return max(0.0, self.began + instant / self._speed - time.monotonic())
+
+
+class Rooms:
+    """Mutable: the rooms whose prefill is done before their decode was asked, and those whose decode waits."""
+
+    def __init__(self) -> None:
+        self._done: set[int] = set()
+        self._waiting: dict[int, Answer] = {}
+
+    def hand_over(self, room: int) -> None:
+        """Prefill is done."""
+        waiting = self._waiting.pop(room, None)
+        if waiting is None:
+            self._done.add(room)
+        else:
+            waiting(DECODED)
+
+    def join(self, room: int, answer: Answer) -> None:
+        """Decode answers as soon as prefill is done."""
+        if room in self._done:
+            self._done.remove(room)
+            answer(DECODED)
+        else:
+            self._waiting[room] = answer
+
+    def clear(self) -> None:
+        """Forget those that ended otherwise."""
+        self._done.clear()
+        self._waiting.clear()
+
+
+class Prefill:
+    """One instance: first come, first served. Mutable: its cache and queue, and how long each request took."""
+
+    def __init__(self, rooms: Rooms, clock: Clock) -> None:
+        self.cache = Cache()
+        self.took_s: list[float] = []
+        self._rooms = rooms
+        self._clock = clock
+
+    def take(self, chat: Chat, answer: Answer) -> None:
+        at = float(chat.user)
+        done = self.cache.serve(at, blocks(chat.messages))
+        self.took_s.append(done - at)
+        wait_s = self._clock.until(done)
+        asyncio.get_running_loop().call_later(wait_s, self._end, chat.bootstrap_room, answer)
+
+    def _end(self, room: int | None, answer: Answer) -> None:
+        if room is not None:
+            self._rooms.hand_over(room)
+        answer(PREFILLED)
+
+
+class Decode:
+    """Answers once its room has the KV; at once without a room."""
+
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
+
+    def take(self, chat: Chat, answer: Answer) -> None:
+        if chat.bootstrap_room is None:
+            answer(DECODED)
+        else:
+            self._rooms.join(chat.bootstrap_room, answer)
+
+
+class Fleet:
+    """The engines of one process, and what whoever measures asks of them all."""
+
+    def __init__(self, prefills: int, speed: float) -> None:
+        self._clock = Clock(speed)
+        self._rooms = Rooms()
+        self.prefills = [Prefill(self._rooms, self._clock) for _ in range(prefills)]
+        self.decode = Decode(self._rooms)
+        self.connections: set[Connection] = set()
+
+    async def leave(self) -> None:
+        """Close every connection."""
+        for one in self.connections:
+            one.close()
+        while self.connections:
+            await asyncio.sleep(0)
+
+    def page(self, path: bytes, query: bytes) -> bytes | None:
+        """What ``path`` shows; None where nothing is."""
+        if path == COUNTS:
+            return json.dumps([_counted(one) for one in self.prefills]).encode()
+        if path == BEGIN:
+            self._begin(float(query))
+            return b"{}"
+        return PAGES.get(path)
+
+    def _begin(self, instant: float) -> None:
+        """Empty caches; the workload's clock begins at ``instant`` of the machine's."""
+        self._clock.began = instant
+        self._rooms.clear()
+        for one in self.prefills:
+            one.cache, one.took_s = Cache(), []
+
+
+def _counted(one: Prefill) -> dict[str, object]:
+    cache = one.cache
+    return {"served": cache.served, "found": cache.found, "asked": cache.asked, "took_s": one.took_s}
+
+
+class Connection(asyncio.Protocol):
+    """Requests one after another, each answered before the next is sent."""
+
+    def __init__(self, fleet: Fleet, engine: Engine) -> None:
+        self._fleet = fleet
+        self._engine = engine
+        self._parser = httptools.HttpRequestParser(self)
+        self._path = b""
+        self._body: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        self._fleet.connections.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._fleet.connections.discard(self)
+
+    def close(self) -> None:
+        """Whatever is still to be answered."""
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, msgspec.DecodeError):
+            self._transport.close()
+
+    def on_url(self, url: bytes) -> None:
+        self._path += url
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        path, _, query = self._path.partition(b"?")
+        body = b"".join(self._body)
+        self._path, self._body = b"", []
+        if path == CHAT:
+            self._engine.take(_CHAT.decode(body), self._answer)
+            return
+        page = self._fleet.page(path, query)
+        self._answer(b"{}" if page is None else page, b"200 OK" if page is not None else b"404 Not Found")
+
+    def _answer(self, body: bytes, status: bytes = b"200 OK") -> None:
+        head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        if not self._transport.is_closing():
+            self._transport.write(head % (status, len(body)) + body)
+
+
+def blocks(messages: Sequence[Message]) -> list[int]:
+    """The chain of full KV blocks of ``messages``, as their text tells it."""
+    text = "".join(f"{one.role}\n{one.content}" for one in messages).encode()
+    chain, last = [], b""
+    for start in range(0, len(text) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
+        last = blake2b(text[start : start + _BLOCK_BYTES], digest_size=8, key=last).digest()
+        chain.append(int.from_bytes(last, "big"))
+    return chain
+
+
+def listeners(count: int) -> list[socket.socket]:
+    """Bound to free ports of the loopback."""
+    made = [socket.socket() for _ in range(count)]
+    for one in made:
+        one.bind(("127.0.0.1", 0))
+    return made
+
+
+async def serve(speed: float, bound: Sequence[socket.socket]) -> None:
+    """For ever: engines at sockets that are ``bound``, the last of which is the decode's."""
+    fleet = Fleet(len(bound) - 1, speed)
+    engines: list[Engine] = [*fleet.prefills, fleet.decode]
+    loop = asyncio.get_running_loop()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(fleet.leave)
+        for listener, engine in zip(bound, engines, strict=True):
+            connection = partial(Connection, fleet, engine)
+            await stack.enter_async_context(await loop.create_server(connection, sock=listener, backlog=1024))
+        await asyncio.Event().wait()
+
+
+def main() -> None:
+    """Until the process is ended."""
+    bound = listeners(int(sys.argv[2]) + 1)
+    print(json.dumps([one.getsockname()[1] for one in bound]), flush=True)
+    uvloop.run(serve(float(sys.argv[1]), bound))
+
+
+if __name__ == "__main__":
+    main()

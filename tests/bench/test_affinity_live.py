@@ -1,0 +1,93 @@
+"""The live replay at a small size: its engines keep what the simulation's keep, and our own router finds as much there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from bench.affinity.clients import Clients
+from bench.affinity.engines import BEGIN, COUNTS, Chat, blocks, listeners, serve
+from bench.affinity.lanes import SUBJECTS, body_of
+from bench.affinity.live import replay
+from bench.affinity.routers import Affinity
+from bench.affinity.simulation import FIXED_S, TOKENS_PER_S, simulate
+from bench.affinity.verdicts import OURS
+from bench.affinity.workloads import BLOCK_TOKENS, Part, Request, tenants
+from bench.router.processes import fetch
+from pdcore.beside import running_beside
+from tests.support.eventually import eventually
+
+SPEED = 4.0
+
+
+def asked(system: int, user: int, **more: int) -> bytes:
+    """A prompt of ten blocks that others share, and one and a half of its own."""
+    parts = (Part("system", (system,), 640), Part("user", (system, user), 100))
+    named = "".join(f', "{name}": {value}' for name, value in more.items())
+    return body_of(Request(0.0, user, parts).prompt())[:-1] + named.encode() + b"}"
+
+
+@pytest.mark.unit
+def test_text_that_begins_alike_has_the_same_blocks_as_far_as_it_is_alike() -> None:
+    one, other = (blocks(msgspec.json.decode(asked(1, user), type=Chat).messages) for user in (1, 2))
+    assert len(one) == len(other) == 11
+    assert one[:10] == other[:10]
+    assert one[10] != other[10]
+
+
+@asynccontextmanager
+async def engines() -> AsyncIterator[tuple[Clients, Clients, str]]:
+    """A prefill and a decode with an empty cache, and where they are counted."""
+    bound = listeners(2)
+    ports = [one.getsockname()[1] for one in bound]
+    place = f"http://127.0.0.1:{ports[1]}"
+    async with running_beside(serve(SPEED, bound)):
+        await eventually(lambda: _begin(place), 5, "the engines listen")
+        prefill, decode = (Clients(port) for port in ports)
+        yield prefill, decode, place
+        prefill.close()
+        decode.close()
+
+
+async def _begin(place: str) -> bool:
+    try:
+        await asyncio.to_thread(fetch, f"{place}{BEGIN.decode()}?{time.monotonic()}")
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.integration
+async def test_a_prefill_takes_as_long_as_what_it_does_not_find_and_its_decode_waits_for_it() -> None:
+    async with engines() as (prefill, decode, place):
+        began = time.monotonic()
+        await asyncio.to_thread(fetch, f"{place}{BEGIN.decode()}?{began}")
+        assert all(
+            await asyncio.gather(
+                decode.ask(asked(1, 1, bootstrap_room=7)), prefill.ask(asked(1, 1, bootstrap_room=7))
+            )
+        )
+        assert time.monotonic() - began >= (FIXED_S + 11 * BLOCK_TOKENS / TOKENS_PER_S) / SPEED - 0.002
+        assert await prefill.ask(asked(1, 2, bootstrap_room=8))
+        assert await decode.ask(asked(1, 2, bootstrap_room=8))
+        assert await decode.ask(asked(1, 3)), "the second of two hops"
+        (counts,) = await asyncio.to_thread(fetch, place + COUNTS.decode())
+        assert (counts["served"], counts["found"], counts["asked"]) == (2, 10, 22)
+        assert counts["took_s"][0] == pytest.approx(FIXED_S + 11 * BLOCK_TOKENS / TOKENS_PER_S)
+
+
+@pytest.mark.integration
+@pytest.mark.cluster
+def test_routers_of_ours_find_as_much_in_real_time_as_in_the_simulation() -> None:
+    (ours,) = (subject for subject in SUBJECTS if subject.name == OURS)
+    requests = tenants(5, 400, many=60)
+    live = replay([(ours, 1), (ours, 4)], requests, SPEED)
+    for (_, routers), outcome in live.items():
+        assert outcome.failed == 0
+        expected = simulate(requests, routers, Affinity).hit_rate
+        assert outcome.hit_rate == pytest.approx(expected, abs=0.05)
