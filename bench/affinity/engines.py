@@ -178,8 +178,7 @@ class Fleet:
         """Close every connection."""
         for one in self.connections:
             one.close()
-        while self.connections:
-            await asyncio.sleep(0)
+        await asyncio.sleep(0)
 
     def page(self, path: bytes, query: bytes) -> bytes | None:
         """What ``path`` shows; None where nothing is."""
