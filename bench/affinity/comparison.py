@@ -13,6 +13,7 @@ from typing import Final
 
 from bench.affinity.lanes import SUBJECTS
 from bench.affinity.live import replay
+from bench.affinity.replacement import moved
 from bench.affinity.routers import Affinity, Tree, Turns
 from bench.affinity.simulation import Router, simulate
 from bench.affinity.verdicts import BASE, FEW, MANY, OURS, Row, documents, table
@@ -33,7 +34,7 @@ def compare(workload: str, scale: float) -> Row:
         for policy, make in POLICIES.items()
         for routers in (FEW, MANY)
     }
-    return Row(workload=workload, outcomes=outcomes)
+    return Row(workload=workload, outcomes=outcomes, moved=moved(requests))
 
 
 def compare_live(workload: str, scale: float, speed: float) -> Row:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from bench.affinity.replacement import Moved
 from bench.affinity.simulation import Outcome
 
 FEW: Final = 1
@@ -16,6 +17,7 @@ FEW_SYSTEM_PROMPTS: Final = ("multi-turn, 5 system prompts", "multi-turn, 1 syst
 MOST_IMBALANCE: Final = 2.1
 MORE_POINTS: Final = 10.0
 LOST_POINTS: Final = 2.0
+MOST_MOVED: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +39,10 @@ class Verdict:
 
     @property
     def wanted(self) -> str:
-        """The bound, for people."""
-        return f"≥ {self.least:g}" if self.least is not None else f"≤ {self.most:g}"
+        """The bound, for people; nothing where there is none."""
+        if self.least is not None:
+            return f"≥ {self.least:g}"
+        return "" if self.most is None else f"≤ {self.most:g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +51,20 @@ class Row:
 
     workload: str
     outcomes: Mapping[tuple[str, int], Outcome]
+    moved: Moved | None = None
 
     def verdicts(self) -> Iterator[Verdict]:
-        """Every promise beside the best of the rivals in the same figure; none without rivals."""
+        """Every promise beside what was measured."""
+        yield from self._beside_rivals()
+        if self.moved is not None:
+            same, other = 100 * self.moved.same_id, 100 * self.moved.other_id
+            yield Verdict(
+                promise="one of 8 replaced, conversations that move", value=same, unit="%", most=MOST_MOVED
+            )
+            yield Verdict(promise="the same under another instance id", value=other, unit="%")
+
+    def _beside_rivals(self) -> Iterator[Verdict]:
+        """Each figure beside the best of the rivals in it; none without rivals."""
         rivals = sorted({policy for policy, _ in self.outcomes} - {OURS, BASE})
         if not rivals:
             return
@@ -140,8 +155,12 @@ def _verdicts(row: Row) -> Iterator[Sequence[str]]:
     named = row.workload
     for one in row.verdicts():
         value = f"{one.value:+.1f}" if one.unit == "points" else f"{one.value:.2f}"
-        yield named, one.promise, value, one.unit, one.wanted, "met" if one.met else "MISSED"
+        yield named, one.promise, value, one.unit, one.wanted, _judgement(one)
         named = ""
+
+
+def _judgement(one: Verdict) -> str:
+    return ("met" if one.met else "MISSED") if one.wanted else ""
 
 
 def _aligned(lines: Sequence[Sequence[str]], *, left: int) -> Iterator[str]:

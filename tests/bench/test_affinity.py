@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.affinity.comparison import POLICIES, compare
+from bench.affinity.replacement import moved
 from bench.affinity.routers import Affinity, Tree, Turns
 from bench.affinity.simulation import INSTANCES, Cache, Outcome, simulate
 from bench.affinity.verdicts import MANY, Row, documents, table
@@ -97,7 +98,15 @@ def test_a_table_and_documents_say_the_same() -> None:
     assert len(told) == len(row.outcomes) + 5
 
 
+def test_one_in_eight_conversations_moves_with_the_instance_that_is_replaced() -> None:
+    found = moved(conversations(3, 800, systems=5))
+    assert found.same_id == pytest.approx(1 / 8, abs=0.01)
+    assert 1 / 6 < found.other_id < 1 / 4
+
+
 def test_comparing_runs_every_policy_with_one_router_and_with_four() -> None:
     row = compare("150 tenants, 6k context each", 0.01)
+    assert row.moved is not None
+    assert {one.promise for one in row.verdicts()} >= {"one of 8 replaced, conversations that move"}
     assert set(row.outcomes) == {(policy, routers) for policy in POLICIES for routers in (1, MANY)}
     assert INSTANCES == 8

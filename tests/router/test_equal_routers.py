@@ -77,3 +77,22 @@ async def test_everybody_gets_a_share_within_a_tenth_and_no_pair_is_left_out(
         for names, served in pairs.items():
             shares[names[place]] += served
         assert all(abs(share - count / of) <= 0.1 * count / of for share in shares.values()), shares
+
+
+@pytest.mark.cluster
+async def test_when_an_instance_is_replaced_at_another_address_only_its_own_conversations_move() -> None:
+    async with routers(2, prefills=8, decodes=1) as both, FakeEngine([fake.accepted()]) as fresh:
+        prompts = [f"{number} begins like no other" for number in range(400)]
+        before = [(await pair(both[n % 2], prompt))[0] for n, prompt in enumerate(prompts)]
+        gone = both[0].follower.topology.instances["prefill-3"].record
+        await both[0].remove("prefill-3", gone)
+        await both[1].follower.wait_until(lambda view: "prefill-3" not in view.instances, 5)
+        meanwhile = [(await pair(both[n % 2], prompt))[0] for n, prompt in enumerate(prompts)]
+        made = await both[0].add("prefill-3", "prefill", fresh, incarnation="i2")
+        await both[1].sees("prefill-3", made.incarnation)
+        after = [(await pair(both[n % 2], prompt))[0] for n, prompt in enumerate(prompts)]
+    assert after == before
+    moved = [home for home, then in zip(before, meanwhile, strict=True) if home != then]
+    assert set(moved) == {"prefill-3"}
+    assert len(moved) <= 0.15 * len(prompts)
+    assert len(fresh.seen) == len(moved)
