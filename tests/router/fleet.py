@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -25,6 +24,7 @@ from pdcore.router.assembly import assemble, watch_for_silence, watching_the_fle
 from pdcore.router.contacts import contacts
 from pdcore.router.fixed.fleet import tended
 from pdcore.router.lifecycle import Lifecycle
+from pdcore.router.metrics import LEGS
 from pdcore.router.serving import Serving
 from pdcore.router.wire_server import ServerConnection
 from pdcore.router.wire_upstream import WireUpstream
@@ -38,7 +38,6 @@ from tests.support.fleet import compat, instance_record
 MODEL: Final = "tiny"
 SPACE: Final = Keyspace(cluster="test")
 BOOTSTRAP_PORT: Final = 18800
-_SAMPLE: Final = re.compile(r"^([a-z_]+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
 
 COMPAT: Final = compat(context_length=512, kv_layout="block-major")
 
@@ -152,21 +151,19 @@ class Fleet:
         return await self.client.post(path, json=body, headers=headers)
 
     async def metric(self, name: str, **labels: str) -> float:
-        """The sum of a series' samples that carry ``labels``."""
-        text = (await self.client.get("/metrics")).text
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        return sum(
-            float(value)
-            for found, held, value in _SAMPLE.findall(text)
-            if found == name and all(one in held for one in wanted)
-        )
+        """The sum of a series' samples that carry ``labels``, read where ``/metrics`` reads them."""
+        families = self.serving.ground.metrics.registry.restricted_registry([name]).collect()
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        assert samples, f"there is no series {name}"
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
     async def settled(self) -> None:
         """Nothing of any request is left anywhere in the router."""
 
-        async def is_settled() -> bool:
-            gauges = ("pdcore_router_in_flight", "pdcore_router_legs_in_flight")
-            return not any([await self.metric(name) for name in gauges])
+        metrics = self.serving.ground.metrics
+
+        def is_settled() -> bool:
+            return not (metrics.in_flight.value() or any(map(metrics.legs_open, LEGS)))
 
         await eventually(is_settled, 3, "in-flight gauges at 0")
         assert self.serving.ledger.total == 0
