@@ -136,7 +136,9 @@ def test_a_store_that_cannot_be_one_is_exit_2() -> None:
     assert ended.stderr.startswith("pdcore.router: --store / PDCORE_STORE")
 
 
-async def test_it_starts_before_the_store_says_so_and_heals(tmp_path: Path, etcd: EtcdServer) -> None:
+async def test_it_starts_before_the_store_says_so_and_heals_and_a_second_signal_ends_it_at_once(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
     etcd.stop()
     etcd.wipe()
     async with FakeEngine([fake.accepted()]) as p, FakeEngine([fake.answer(200, COMPLETION, MARK)]) as d:
@@ -165,6 +167,17 @@ async def test_it_starts_before_the_store_says_so_and_heals(tmp_path: Path, etcd
                     return "pdcore_router_in_flight 0.0" in (await client.get("/metrics")).text
 
                 await eventually(is_idle, 2, "no request in flight")
+                d.scripts = [STREAM]
+                stuck = asyncio.ensure_future(
+                    client.post("/v1/completions", json={"prompt": "hi", "stream": True})
+                )
+                await eventually(lambda: d.open_now == 1, 5)
+                process.signal(signal.SIGTERM)
+                await process.wait_status("/ready", 503)
+                process.signal(signal.SIGTERM)
+                assert await asyncio.to_thread(process.wait, 5) == 1
+                with pytest.raises(httpx.TransportError):
+                    await stuck
 
 
 async def test_sigterm_lets_streams_finish_and_leaves_the_keyspace(tmp_path: Path, etcd: EtcdServer) -> None:
@@ -196,16 +209,3 @@ async def test_the_drain_has_an_end(tmp_path: Path, etcd: EtcdServer) -> None:
         assert (error["code"], error["message"]) == ("backend_unavailable", "the router is stopping")
         await eventually(lambda: d.open_now == 0, 1, "the leg is aborted")
         assert await asyncio.to_thread(process.wait, 5) == 0, process.output()
-
-
-async def test_a_second_signal_ends_it_at_once(tmp_path: Path, etcd: EtcdServer) -> None:
-    body = {"prompt": "hi", "stream": True}
-    async with serving(tmp_path, etcd, STREAM) as (process, _, d), process.asking() as client:
-        stuck = asyncio.ensure_future(client.post("/v1/completions", json=body))
-        await eventually(lambda: d.open_now == 1, 5)
-        process.signal(signal.SIGTERM)
-        await process.wait_status("/ready", 503)
-        process.signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.wait, 5) == 1
-        with pytest.raises(httpx.TransportError):
-            await stuck

@@ -182,6 +182,7 @@ async def test_an_engine_that_only_works_long_is_asked_and_left_alone(pair: Pair
     assert asking.result().status_code == 200
 
 
+@pytest.mark.cluster
 async def test_a_router_that_starts_while_the_store_is_away_serves_from_its_cached_view(
     tmp_path: Path,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.registry.probe import Health
@@ -14,6 +14,8 @@ from pdcore.router.fixed.standing import SILENT, Answers, Fails, Heard, Silent, 
 from pdcore.router.models import ANY_MODEL
 
 pytestmark = pytest.mark.unit
+
+few = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 REFUSES = Fails(why="it refuses connections")
 
@@ -82,6 +84,7 @@ sayings = st.lists(
 )
 
 
+@few
 @given(sayings)
 def test_no_incarnation_it_had_before_going_down_comes_back_unless_it_says_so(said: list[Heard]) -> None:
     fresh, standing, over = Fresh(), Standing(incarnation="n0"), set[str]()

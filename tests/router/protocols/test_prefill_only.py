@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.errors import ApiError
@@ -16,6 +16,8 @@ from pdcore.router.protocols.prefill_only import check_one_hand_off, one_token
 from tests.router.conformance.strict import contradictions
 
 pytestmark = pytest.mark.unit
+
+few = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 PROMPTS = {
     "completions": {"prompt": "a  b\u00e9", "add_special_tokens": False},
@@ -68,6 +70,7 @@ UNKNOWN = st.dictionaries(
 )
 
 
+@few
 @given(UNKNOWN, st.sampled_from(["completions", "chat"]))
 def test_what_shapes_the_prompt_stays_to_the_byte(unknown: dict[str, Any], endpoint: Any) -> None:
     body = {**PROMPTS[endpoint], **unknown, "temperature": 1, "seed": 3}
