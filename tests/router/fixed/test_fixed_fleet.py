@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from pdcore.bearer import Token
 from pdcore.config.targets import Target, TargetRole
+from pdcore.router.access import Access
 from tests.router.fleet import Fleet, running_fleet
 from tests.support import fake_engines as fake
 from tests.support.eventually import eventually
@@ -294,6 +296,24 @@ async def test_what_cannot_be_added_is_refused(engines: Engines, body: object, s
         assert len(await workers(fleet)) == 1
         too_long = await fleet.client.post("/workers", content=b"x" * (17 << 10))
         assert too_long.status_code == 413
+
+
+async def test_beyond_this_machine_only_operators_say_who_gets_prompts(engines: Engines) -> None:
+    p, d, other = engines
+    elsewhere = "127.1"  # this machine, in a spelling that is not taken for it
+    new = {"url": other.url, "worker_type": "decode"}
+    async with serving(prefill=(p,), decode=(d,), host=elsewhere) as fleet:
+        which = f"/workers/decode-127.0.0.1-{d.port}"
+        for refused in (await fleet.client.post("/workers", json=new), await fleet.client.delete(which)):
+            assert refused.status_code == 403
+            assert "--admin-port" in refused.json()["error"]["message"]
+        assert set(await workers(fleet)) == {p.url, d.url}
+    token = Token("operators-0123456789")
+    access = Access(admin_token=lambda: token)
+    async with serving(prefill=(p,), decode=(d,), host=elsewhere, access=access) as fleet:
+        assert (await fleet.client.post("/workers", json=new)).status_code == 401
+        added = await fleet.client.post("/workers", json=new, headers=token.headers())
+        assert added.status_code == 202
 
 
 async def test_a_router_with_a_store_has_no_workers_to_change() -> None:
