@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import signal
 import sys
 from functools import partial
@@ -21,7 +20,8 @@ from bench.router.targets import BOOTSTRAP_PORT
 from pdcore.http_server import answering, listen
 from pdcore.router.departure import DEPARTURE
 from pdcore.router.interrupt import Interrupt
-from pdcore.router.upstream import Answer, Post, Upstream
+from pdcore.router.rooms import fresh_room
+from pdcore.router.upstream import Post, Upstream
 from pdcore.router.wire_server import ServerConnection
 from pdcore.router.wire_upstream import WireUpstream
 
@@ -43,38 +43,59 @@ class Relay:
         fields = _FIELDS.decode((await receive())["body"])
         body = _ENCODER.encode({**fields, **_joined()})
         path: str = scope["path"]
-        with Interrupt[bool]() as left:
-            scope["extensions"][DEPARTURE](partial(left.strike, True))
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._ask(Post(url=self._prefill + path, headers={}, body=body)))
-                async with self._upstream.post(
-                    Post(url=self._decode + path, headers={}, body=body)
-                ) as answer:
-                    await _pass_on(answer, send)
-
-    async def _ask(self, post: Post) -> None:
-        async with self._upstream.post(post) as answer:
-            while await answer.read():
-                pass
+        decode = Reading(self._upstream, Post(url=self._decode + path, headers={}, body=body))
+        prefill = Reading(self._upstream, Post(url=self._prefill + path, headers={}, body=body))
+        try:
+            with Interrupt[bool]() as left:
+                scope["extensions"][DEPARTURE](partial(left.strike, True))
+                await _pass_on(decode, send)
+                while await prefill.part():
+                    pass
+        finally:
+            decode.call.close()
+            prefill.call.close()
 
 
-async def _pass_on(answer: Answer, send: Send) -> None:
-    part = await answer.read()
-    if answer.headers["content-type"].startswith("text/event-stream"):
-        await send(_start(answer.status, _EVENTS))
+class Reading:
+    """An answer, part by part."""
+
+    def __init__(self, upstream: Upstream, post: Post) -> None:
+        self._waiter: asyncio.Future[None] | None = None
+        self.call = upstream.post(post, self._wake)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def part(self) -> bytes:
+        """The next part, b"" at the end."""
+        while True:
+            part = self.call.take()
+            if part or self.call.state == "complete":
+                return part
+            if self.call.state == "failed":
+                raise self.call.failure()
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+
+async def _pass_on(answer: Reading, send: Send) -> None:
+    part = await answer.part()
+    call = answer.call
+    if call.headers["content-type"].startswith("text/event-stream"):
+        await send(_start(call.status, _EVENTS))
         while part:
             await send({"type": "http.response.body", "body": part, "more_body": True})
-            part = await answer.read()
+            part = await answer.part()
     else:
-        while more := await answer.read():
+        while more := await answer.part():
             part += more
-        await send(_start(answer.status, _JSON, (b"content-length", str(len(part)).encode())))
+        await send(_start(call.status, _JSON, (b"content-length", str(len(part)).encode())))
     await send({"type": "http.response.body", "body": part})
 
 
 def _joined() -> dict[str, object]:
-    room = 1 + secrets.randbelow(2**63 - 1)
-    return {"bootstrap_host": "127.0.0.1", "bootstrap_port": BOOTSTRAP_PORT, "bootstrap_room": room}
+    return {"bootstrap_host": "127.0.0.1", "bootstrap_port": BOOTSTRAP_PORT, "bootstrap_room": fresh_room()}
 
 
 def _start(status: int, *headers: tuple[bytes, bytes]) -> dict[str, object]:

@@ -19,8 +19,8 @@ from pdcore.registry.overlay.suspect import Note
 from pdcore.registry.store import LeaseId, Store
 from pdcore.router.access import OPEN, Access
 from pdcore.router.contacts import Contacts
-from pdcore.router.dispatch import Ground
 from pdcore.router.fixed.fleet import fixed_fleet
+from pdcore.router.ground import Ground
 from pdcore.router.lifecycle import Lifecycle
 from pdcore.router.load import Ledger
 from pdcore.router.metrics import RouterMetrics
@@ -50,6 +50,7 @@ _log = telemetry.logger(__name__)
 
 QUIET_S: Final = 1.0
 LOOK_EVERY_S: Final = 0.25
+COLLECT_AFTER: Final = (20_000, 20, 100)
 HANDSHAKES: Final[Mapping[str, Handshake]] = {
     "bootstrap": Bootstrap(),
     "nixl": Nixl(),
@@ -134,9 +135,13 @@ def _level(event: Event) -> int:
 
 
 def _settle_memory() -> None:
-    """What stands after the first list stays: no full collection needs to walk a thousand instances again."""
+    """What stands after the first list stays: no full collection needs to walk a thousand instances again.
+
+    And what comes and goes with requests is freed by counting, so that it need not be walked often either.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 def watch_the_journal(serving: Serving, journal: JournalWriter) -> None:

@@ -13,6 +13,10 @@ from typing import Final
 TICK_S: Final = 0.02
 
 
+def _nothing() -> None:
+    """What a timer that was cancelled would call."""
+
+
 class LazyTimer:
     """Calls ``call`` once the instant last given to :meth:`set` has passed, by ``now``'s clock.
 
@@ -36,8 +40,9 @@ class LazyTimer:
             self._give_turn(at)
 
     def cancel(self) -> None:
-        """Leave nothing behind."""
+        """Leave nothing behind; it is not set again."""
         self._at = None
+        self._call = _nothing  # mostly whoever has this timer, who would never be freed otherwise
         if self._round is not None:
             self._round.drop(self, self._turn)
             self._round = None

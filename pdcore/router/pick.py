@@ -141,7 +141,7 @@ class _Question(NamedTuple):
 
     def _pair(self, eligible: Eligible) -> Pick:
         prefill = self._choice(self.policies.prefill, eligible.prefills, None)
-        decodes = next(decodes for one, decodes in eligible.pairs if one is prefill.instance)
+        decodes = eligible.decodes_of[prefill.instance.instance_id]
         decode = self._choice(self.policies.decode, decodes, prefill.instance)
         return self._picked(eligible, prefill, _dp_rank(self.want, prefill), decode)
 

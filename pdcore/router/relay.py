@@ -15,7 +15,7 @@ from typing import Final, Literal
 import msgspec
 
 from pdcore.errors import ApiError
-from pdcore.router.endings import UNREADABLE, EngineError, Said
+from pdcore.router.endings import UNREADABLE, EngineError, NotAnAnswer, Said
 
 MAX_EVENT_BYTES: Final = 4 << 20
 DONE: Final = b"data: [DONE]\n\n"
@@ -111,6 +111,21 @@ class StreamReader:
         except UNREADABLE:
             return "garbage"
         return self._judge(Said(error=document.get("error") if isinstance(document, dict) else None))
+
+
+def error_in_stream(body: bytes) -> EngineError | None:
+    """What a complete stream of events reports as its error; raises :class:`NotAnAnswer` where it is unreadable.
+
+    An engine that computes a prompt and sends no token on streams nothing that ends, so its end is not looked for.
+    """
+    reader = StreamReader()
+    for event in EventCutter(max_bytes=len(body)).push(body):
+        kind = reader.read(event)
+        if kind == "garbage":
+            raise NotAnAnswer("an event of the stream is not JSON")
+        if kind == "error":
+            return reader.error
+    return None
 
 
 def event_data(event: bytes) -> bytes | None:

@@ -24,9 +24,10 @@ from pdcore.router.api import TOKENIZING, ClientRequest
 from pdcore.router.budget import Budget
 from pdcore.router.callbacks import Callback
 from pdcore.router.contacts import Contacts, takes_over
-from pdcore.router.dispatch import AttemptRun, Ground, Presentation, Verdict
+from pdcore.router.dispatch import AttemptRun, Presentation, Verdict
 from pdcore.router.exchange import LegFailure, Phase, decide
 from pdcore.router.fixed.fleet import FixedFleet
+from pdcore.router.ground import Ground
 from pdcore.router.load import Ledger
 from pdcore.router.models import meant
 from pdcore.router.pick import NoPair, Pick, Rules, Want, pick
@@ -245,8 +246,8 @@ async def _attempt(
         holds[carried.prefill[0]].release()  # it has done its part
     try:
         plan, callback = await serving.contacts.plan(handshake, attempt)
-        run = AttemptRun(plan, serving.ground, seen, incoming.budget, client, shown, callback)
-        verdict = await run.run(holds)
+        run = AttemptRun(plan, serving.ground, seen, incoming.budget, client, shown, holds, callback)
+        verdict = await run.run()
         if verdict.failure is not None:
             serving.contacts.failed(chosen)
         return verdict

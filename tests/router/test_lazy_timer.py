@@ -54,7 +54,7 @@ async def test_one_that_rings_may_drop_move_and_set_those_of_its_turn() -> None:
 
     def change() -> None:
         dropped.cancel()
-        moved.cancel()
+        moved.set(None)
         moved.set(now() + 3 * TICK_S)
 
     first, first_over = timer(change)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdcore.router.upstream import Broken, NotConnected
+from pdcore.router.upstream import Broken, NotConnected, State
 from pdcore.router.wire_connection import MAX_HEAD_BYTES, MOST_AHEAD_BYTES, Connection, Reply
+from tests.support.asking import Reading
 
 pytestmark = pytest.mark.unit
 
@@ -49,6 +50,33 @@ class Wire(asyncio.Transport):
         self.reading = True
 
 
+class Asked(Reading):
+    """A request on a :class:`Line`, read like any other."""
+
+    def __init__(self) -> None:
+        super().__init__(asyncio.Event())
+        self.reply = Reply(self.changed.set)
+        self.call = _Unclosed(self.reply)
+
+
+class _Unclosed:
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self.take, self.failure, self.close = reply.take, reply.failure, reply.forget
+
+    @property
+    def state(self) -> State:
+        return self._reply.state
+
+    @property
+    def status(self) -> int:
+        return self._reply.status
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._reply.headers
+
+
 class Line:
     """A connection over a :class:`Wire`."""
 
@@ -58,8 +86,10 @@ class Line:
         self.connection = Connection(self.closed.append)
         self.connection.connection_made(self.wire)
 
-    def ask(self) -> Reply:
-        return self.connection.send(b"head", b"body")
+    def ask(self) -> Asked:
+        asked = Asked()
+        self.connection.send(asked.reply, b"head", b"body")
+        return asked
 
     def hears(self, *parts: bytes) -> None:
         for part in parts:
@@ -67,7 +97,7 @@ class Line:
                 self.connection.data_received(part)
 
 
-async def whole(reply: Reply) -> bytes:
+async def whole(reply: Asked) -> bytes:
     """The body, which has to be there already."""
     async with asyncio.timeout(2):
         await reply.head()

@@ -119,6 +119,11 @@ class Handshake(Protocol):
         ...
 
 
+def url_of(attempt: Attempt, instance: Instance) -> str:
+    """Where ``instance`` serves the endpoint that the client asked."""
+    return instance.record.url.rstrip("/") + PATHS[attempt.request.endpoint]
+
+
 def post(
     attempt: Attempt, instance: Instance, fields: Mapping[str, object], headers: Mapping[str, str]
 ) -> Post:
@@ -126,7 +131,7 @@ def post(
     is_named = attempt.request.model is not None or attempt.model == ANY_MODEL
     named = {} if is_named else {"model": attempt.model}
     return Post(
-        url=instance.record.url.rstrip("/") + PATHS[attempt.request.endpoint],
+        url=url_of(attempt, instance),
         headers={
             **attempt.forwarded,
             "accept": "text/event-stream" if attempt.request.stream else "application/json",
