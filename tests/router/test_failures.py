@@ -207,6 +207,18 @@ async def test_silence_ends_a_stream_by_the_idle_budget_but_no_complete_answer()
         await Pair(fleet, prefill, decode).nothing_is_left()
 
 
+async def test_a_prefill_that_streams_has_handed_over_unless_an_event_says_otherwise(pair: Pair) -> None:
+    unmarked = (fake.head(200, fake.CHUNKED | {"content-type": "text/event-stream"}), *GOOD_STREAM[1:])
+    failed = fake.stream(b'data: {"error": {"message": "no memory"}}\n\n', DONE)
+    broken = fake.stream(b"data: {half\n\n", DONE)
+    for prefill, status in ((GOOD_STREAM, 200), (failed, 502), (broken, 502)):
+        pair.plays(prefill, unmarked if status == 200 else HANG)
+        answer = await pair.fleet.post({"prompt": "hi", "stream": True})
+        assert answer.status_code == status
+        assert status == 200 or answer.json()["error"]["code"] == "prefill_failed"
+        await pair.nothing_is_left()
+
+
 async def test_after_the_mark_a_prefill_failure_changes_nothing(pair: Pair) -> None:
     late: list[Script] = [said(500), said(400), (Reset(),), fake.answer(200, b"junk")]
     for number, script in enumerate(late):
