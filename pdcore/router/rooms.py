@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from typing import Final
 
 from pdcore.errors import ApiError, StoreError
@@ -55,16 +55,13 @@ class ClientRooms:
         self._here: set[int] = set()
         self._left: dict[int, bytes] = {}
 
-    def claimed(self, room: int | None) -> AbstractAsyncContextManager[Release]:
+    @asynccontextmanager
+    async def claimed(self, room: int) -> AsyncIterator[Release]:
         """Hold ``room`` inside the block, or until what it yields is called; 409 when another request holds it.
 
         A client that has its whole answer may use the name again at once, so the claim has to go before the last
         byte does.
         """
-        return nullcontext(_nothing) if room is None else self._claimed(room)
-
-    @asynccontextmanager
-    async def _claimed(self, room: int) -> AsyncIterator[Release]:
         if room in self._here:
             raise _taken(room)
         self._here.add(room)
@@ -113,10 +110,6 @@ class ClientRooms:
             self._left.pop(room, None)
         except (StoreError, TimeoutError) as away:
             _log.warning("client room stays claimed until the lease ends", room=room, reason=str(away))
-
-
-async def _nothing() -> None:
-    return
 
 
 def _taken(room: int) -> ApiError:

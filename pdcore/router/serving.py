@@ -101,30 +101,45 @@ async def serve(serving: Serving, incoming: Incoming, client: ClientAnswer) -> N
     if refused_s:
         raise _kills(refused_s)
     want = _want(serving, request)
-    async with serving.client_rooms.claimed(request.room_name) as release:
-        client.before_end = release
-        retries = Retries(
-            fleet=serving.fleet,
-            witness=witness,
-            pick=partial(_pick, serving),
-            now=serving.ground.clock.now,
-            counted=serving.ground.metrics.retried,
-        )
-        failure: LegFailure | None = None
-        carried: Carried | None = None
-        for number in range(serving.config.max_attempts):
-            incoming.trace.attempts = number + 1
-            chosen = _for_endpoint(request, _choose(serving, want, failure, carried))
-            carried = carried if carried is not None and takes_over(chosen, carried) else None
-            verdict = await _attempt(serving, incoming, want.model, chosen, client, carried)
-            failure = verdict.failure
-            if failure is None:
-                return witness.answered(request)
-            is_final = client.started or number + 1 == serving.config.max_attempts
-            again = None if is_final else await retries.next(want, chosen, verdict)
-            if again is None:
-                raise failure
-            want, carried = again, verdict.left
+    if request.room_name is None:
+        await _attempts(serving, incoming, client, want)
+    else:
+        async with serving.client_rooms.claimed(request.room_name) as release:
+            client.before_end = release
+            await _attempts(serving, incoming, client, want)
+    witness.answered(request)
+
+
+async def _attempts(serving: Serving, incoming: Incoming, client: ClientAnswer, want: Want) -> None:
+    """Attempt it until one finishes, or raise the failure of the last."""
+    retries: Retries | None = None
+    failure: LegFailure | None = None
+    carried: Carried | None = None
+    for number in range(serving.config.max_attempts):
+        incoming.trace.attempts = number + 1
+        chosen = _for_endpoint(incoming.request, _choose(serving, want, failure, carried))
+        carried = carried if carried is not None and takes_over(chosen, carried) else None
+        verdict = await _attempt(serving, incoming, want.model, chosen, client, carried)
+        failure = verdict.failure
+        if failure is None:
+            return
+        if client.started or number + 1 == serving.config.max_attempts:
+            raise failure
+        retries = retries or _retries(serving)
+        again = await retries.next(want, chosen, verdict)
+        if again is None:
+            raise failure
+        want, carried = again, verdict.left
+
+
+def _retries(serving: Serving) -> Retries:
+    return Retries(
+        fleet=serving.fleet,
+        witness=serving.ground.witness,
+        pick=partial(_pick, serving),
+        now=serving.ground.clock.now,
+        counted=serving.ground.metrics.retried,
+    )
 
 
 def _kills(refused_s: float) -> ApiError:
@@ -225,8 +240,10 @@ async def _attempt(
 ) -> Verdict:
     handshake = serving.handshakes[protocol_of(chosen)]
     handshake.check(incoming.request)
-    rooms = tuple(fresh_room() for _ in range(incoming.request.items))
-    incoming.trace.pair, incoming.trace.room, incoming.trace.revision = chosen.name, rooms[0], chosen.revision
+    items = incoming.request.items
+    rooms = (fresh_room(),) if items == 1 else tuple(fresh_room() for _ in range(items))
+    name = chosen.name
+    incoming.trace.pair, incoming.trace.revision = name, chosen.revision
     attempt = Attempt(
         request=incoming.request,
         model=model,
@@ -239,7 +256,7 @@ async def _attempt(
     )
     incoming.trace.room = attempt.room
     seen = serving.ground.witness.over(chosen, incoming.request)
-    shown = _presentation(incoming.request, chosen)
+    shown = _presentation(incoming.request, name, chosen.revision)
     callback: Callback | None = None
     holds = serving.ledger.take(chosen)
     if carried is not None:
@@ -266,8 +283,8 @@ def protocol_of(chosen: Pick) -> str:
     return "unified" if chosen.prefill is None else chosen.decode.record.protocol
 
 
-def _presentation(request: ClientRequest, chosen: Pick) -> Presentation:
-    headers = {"x-pdcore-pair": chosen.name, "x-pdcore-revision": str(chosen.revision)}
+def _presentation(request: ClientRequest, pair: str, revision: int) -> Presentation:
+    headers = {"x-pdcore-pair": pair, "x-pdcore-revision": str(revision)}
     name, items = request.room_name, request.items
     if name is None:
         return Presentation(headers=headers, items=items)
