@@ -11,13 +11,15 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, TextIO
+from datetime import UTC, datetime
+from typing import Final, Literal, TextIO
 
 import msgspec
 import structlog
 
 LogFormat = Literal["text", "json"]
 Logger = structlog.stdlib.BoundLogger
+Recorder = Callable[[str, dict[str, object]], None]
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -55,6 +57,8 @@ def configure(log_format: LogFormat, level: str, **process_fields: object) -> No
         logging.getLogger(chatty).setLevel(max(logging.WARNING, _LEVELS[level]))
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(**process_fields)
+    global _recorder
+    _recorder = _json_recorder(_Lines(sys.stderr), _LEVELS[level]) if log_format == "json" else None
 
 
 class _PrintableLogfmt:
@@ -83,6 +87,18 @@ def _to_json(line: object, default: Callable[[object], object]) -> str:
         return json.dumps(line, default=default)
 
 
+def _json_recorder(lines: _Lines, level: int) -> Recorder:
+    """What the processors of a logger make of a line, without asking them one by one."""
+
+    def record(event: str, fields: dict[str, object]) -> None:
+        if level <= logging.INFO:
+            line = {**structlog.contextvars.get_contextvars(), **fields, "event": event, "level": "info"}
+            line["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+            lines.info(_to_json(line, repr))
+
+    return record
+
+
 class _Lines:
     """Writes finished lines to ``stream``. One that nobody reads any more ends no process."""
 
@@ -102,9 +118,23 @@ class _Lines:
     debug = warning = error = critical = info
 
 
+_recorder: Recorder | None = None
+
+
 def logger(name: str) -> Logger:
     """The logger of one module; ``name`` is its ``__name__``."""
     return structlog.stdlib.get_logger(name)
+
+
+_log: Final = logger(__name__)
+
+
+def record(event: str, fields: dict[str, object]) -> None:
+    """Write one line at info of what happens all the time, a request say: as a logger would, for a third of its price."""
+    if _recorder is None:
+        _log.info(event, **fields)
+    else:
+        _recorder(event, fields)
 
 
 def bind(**fields: object) -> None:

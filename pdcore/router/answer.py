@@ -7,6 +7,7 @@ server's own write buffer (64 KiB) and one event are all that waits for a slow r
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 
 import msgspec
 from starlette.types import Send
@@ -14,20 +15,27 @@ from starlette.types import Send
 from pdcore.errors import ApiError
 from pdcore.router.exchange import RawAnswer
 from pdcore.router.headers import as_raw, new_request_id
-from pdcore.router.interrupt import Alarm
+from pdcore.router.lazy_timer import LazyTimer
 from pdcore.router.pace import Pace
 from pdcore.router.relay import error_event
+
+PUSH: Final = "pdcore.push"
+"""The scope's extension of a server that can take a part at once: a function that does, or says that it cannot now."""
 
 
 def _nothing() -> None:
     return
 
 
+def _never(part: bytes) -> bool:
+    return False
+
+
 class ClientAnswer:
     """One response. ``started``: the head is sent; ``ended``: nothing more may follow. ``status`` once started.
 
-    ``patience`` watches over every send: whoever answers does so inside its block, which ends when the client takes
-    nothing for the whole write budget. ``pace`` says when a stream's events went out. ``on_start`` is called when the
+    ``patience`` watches over every send: whoever answers says with :meth:`hurry` what is to happen when the client takes
+    nothing for the whole write budget, and cancels it in the end. ``pace`` says when a stream's events went out. ``on_start`` is called when the
     head goes out, ``before_end`` awaited before the last part does: what the client must find undone when it has its
     answer.
     """
@@ -38,13 +46,15 @@ class ClientAnswer:
         *,
         now: Callable[[], float],
         write_timeout_s: float,
+        push_now: Callable[[bytes], bool] | None = None,
         on_start: Callable[[], None] = _nothing,
     ) -> None:
         self._send = send
         self._on_start = on_start
         self._now = now
         self._write_timeout_s = write_timeout_s
-        self.patience = Alarm(now)
+        self.push_now = push_now or _never
+        self.patience = LazyTimer(_nothing, now)
         self._request_id: str | None = None
         self.status: int | None = None
         self.ended = False
@@ -61,6 +71,11 @@ class ClientAnswer:
     @request_id.setter
     def request_id(self, name: str) -> None:
         self._request_id = name
+
+    def hurry(self, on_slow: Callable[[], object]) -> None:
+        """From now on ``on_slow`` is called for a client that is too slow."""
+        self.patience.cancel()
+        self.patience = LazyTimer(on_slow, self._now)
 
     @property
     def started(self) -> bool:

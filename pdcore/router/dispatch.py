@@ -8,18 +8,18 @@ by what the other one's engine said, it is begun when that has come.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
 from msgspec import Struct
 
 from pdcore.router.answer import ClientAnswer
+from pdcore.router.bell import Bell
 from pdcore.router.budget import Budget, Deadline
 from pdcore.router.callbacks import Callback
-from pdcore.router.exchange import Effect, LegEvent, LegFailure, Phase, decide, failure_in_body
+from pdcore.router.exchange import Effect, LegEvent, LegFailure, Phase, decide
 from pdcore.router.exchange import Leg as LegName
-from pdcore.router.finite import with_nulls
 from pdcore.router.ground import Ground
 from pdcore.router.headers import returned
 from pdcore.router.interrupt import Interrupt
@@ -36,15 +36,11 @@ from pdcore.router.protocols.base import (
     Unreadable,
     key_of,
 )
-from pdcore.router.relay import DONE, EventCutter, EventTooLarge, StreamReader
+from pdcore.router.stream_relay import Rename, StreamRelay
 from pdcore.router.upstream import Post
 from pdcore.router.witness import Sighting
 
 LINGER_S: Final = 0.5  # how long a prefill answer may trail behind a finished request
-DRAIN_S: Final = 0.5  # how long the end of a stream may trail behind its last event
-DRAIN_PARTS: Final = 16
-
-Rename = Callable[[bytes], bytes]
 
 
 class Verdict(Struct, frozen=True):
@@ -76,8 +72,8 @@ class AttemptRun:
     ``holds`` counts the legs by instance id; each is released when its leg has ended.
 
     Mutable state: ``_phase`` and ``_verdict``, both changed by :meth:`_happened` only; ``_legs``, those that were begun;
-    ``_body``, decode's complete answer; ``_held``, what prefill answered for decode; ``_waiter``, for what decode's leg
-    brings next; ``_over``, once nothing is to be begun any more.
+    ``_body``, decode's complete answer, or ``_stream``; ``_held``, what prefill answered for decode; ``_over``, once
+    nothing is to be begun any more.
     """
 
     def __init__(
@@ -104,7 +100,8 @@ class AttemptRun:
         self._over = False
         self._held: Carried | None = None
         self._body: bytes | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._stream: StreamRelay | None = None
+        self._bell = Bell()
         self._phase = Phase()
         self._verdict: Verdict | None = None
         self._settled: Interrupt[bool] = Interrupt()
@@ -139,7 +136,7 @@ class AttemptRun:
         self._over = True
         for leg in self._legs.values():
             leg.end("cancelled")
-        self._legs = {}  # which know their owner: together they would never be freed
+        self._legs, self._stream = {}, None  # which know this run: together they would never be freed
         if self._patience_for_call is not None:
             self._patience_for_call.cancel()
 
@@ -157,7 +154,10 @@ class AttemptRun:
 
     def came(self, leg: Leg) -> None:
         """More of decode's stream."""
-        self._wake()
+        if self._stream is None:
+            self._bell.ring()
+        else:
+            self._stream.came()
 
     def answered(self, leg: Leg, body: bytes) -> None:
         """A whole answer."""
@@ -168,7 +168,7 @@ class AttemptRun:
             self.failed(leg, leg.failure("garbage", "the answer is not a stream of events"))
         else:
             self._body = body
-            self._wake()
+            self._bell.ring()
 
     def failed(self, leg: Leg, failure: LegFailure) -> None:
         """Its end, and perhaps the attempt's."""
@@ -232,7 +232,7 @@ class AttemptRun:
     async def _answer(self) -> None:
         """Wait for decode's answer and pass it on; what goes wrong with it settles the attempt."""
         while self._body is None and not self._streams():
-            await self._change()
+            await self._bell.wait()
         leg = self._legs["decode"]
         try:
             await (self._relay(leg) if self._body is None else self._pass_on(leg, self._body))
@@ -255,69 +255,16 @@ class AttemptRun:
         return leg.call.status, {**returned(leg.call.headers), **self._shown.headers}
 
     async def _relay(self, leg: Leg) -> None:
-        """Whole events as they come; our head goes out with the first one, one ``[DONE]`` ends them."""
-        cutter, reader = EventCutter(), StreamReader(self._shown.items)
-        status, headers = self._head(leg)
-        while chunk := await self._chunk(leg):
-            try:
-                for event in cutter.push(chunk):
-                    if await self._relay_event(event, reader, status, headers):
-                        return await self._drain(leg)
-            except EventTooLarge as wrong:
-                raise leg.failure("garbage", str(wrong)) from wrong
-        if not reader.finished or cutter.pending:
-            raise leg.failure("broken", "the stream ended before the answer did")
-        await self._client.finish(DONE)
-
-    async def _relay_event(
-        self, event: bytes, reader: StreamReader, status: int, headers: Mapping[str, str]
-    ) -> bool:
-        """Pass one event on; True if it was the last. Nothing the engine says after ``[DONE]`` is looked at."""
-        kind = reader.read(event)
-        if kind == "garbage" and (finite := with_nulls(event)) != event:
-            event, kind = finite, reader.read(finite)
-        if kind == "garbage":
-            raise LegFailure("decode", "garbage", "an event of the stream is not JSON")
-        if kind == "error":
-            raise failure_in_body("decode", reader.error)
-        if not self._phase.sending:
-            self._happened("decode", "first_byte")
-            await self._client.start(status, headers)
-        if kind == "done":
-            await self._client.finish(event)
-            return True
-        if kind == "data":
-            self._client.pace.event(self._ground.clock.now())
-        await self._client.push(self._shown.event(event) if self._shown.event else event)
-        return False
-
-    async def _chunk(self, leg: Leg) -> bytes:
-        """The next part of the stream, b"" at its end."""
-        while True:
-            part = leg.take()
-            if part or leg.is_complete:
-                return part
-            leg.wait_until(self._patience())
-            await self._change()
-
-    def _patience(self) -> Deadline:
-        """Until when the stream's next part has to be here."""
-        if self._phase.sending:
-            return self._budget.silence(self._ground.clock.now())
-        return self._budget.whole()
-
-    async def _drain(self, leg: Leg) -> None:
-        """Let the stream end if that is near, so that its connection can serve again; how it ends matters to nobody."""
-        try:
-            async with asyncio.timeout(DRAIN_S):
-                for _ in range(DRAIN_PARTS):
-                    while leg.take():
-                        pass
-                    if leg.is_complete:
-                        return
-                    await self._change()
-        except (LegFailure, TimeoutError):
-            return
+        self._stream = StreamRelay(
+            leg,
+            self._client,
+            self._budget,
+            self._ground.clock,
+            items=self._shown.items,
+            rename=self._shown.event,
+            on_first=partial(self._happened, "decode", "first_byte"),
+        )
+        await self._stream.run(*self._head(leg))
 
     async def _linger(self) -> None:
         """The client has its answer; prefill mostly has all it needs, and gets a little time for the rest."""
@@ -330,18 +277,6 @@ class AttemptRun:
                 await prefill.on_end.wait()
         except TimeoutError:
             return
-
-    async def _change(self) -> None:
-        """Return when decode's leg has something new; its own deadlines end this wait."""
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 def _worded(second: SecondLeg, words: bytes, speaker: LegName) -> Post:

@@ -132,6 +132,12 @@ class Leg:
             raise self.failure("broken", str(self.call.failure()))
         return self.call.state == "complete"
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more comes, be it complete or not."""
+        assert self.call is not None, "not begun"
+        return self.call.state in ("complete", "failed")
+
     def failure(self, event: Failure, message: str) -> LegFailure:
         """A failure of this leg."""
         return LegFailure(self.plan.leg, event, message)

@@ -55,15 +55,16 @@ class Trace(Struct, kw_only=True):
     attempts: int = 0
     error: str | None = None
 
-    def details(self) -> dict[str, object]:
-        """What is worth a field only where it says something."""
-        said = {
-            "client": self.client,
-            "items": self.items if self.items > 1 else None,
-            "stream": True if self.stream else None,
-            "error": self.error,
-        }
-        return {name: value for name, value in said.items() if value is not None}
+    def add_to(self, fields: dict[str, object]) -> None:
+        """Add what is worth a field only where it says something."""
+        if self.client is not None:
+            fields["client"] = self.client
+        if self.items > 1:
+            fields["items"] = self.items
+        if self.stream:
+            fields["stream"] = True
+        if self.error is not None:
+            fields["error"] = self.error
 
 
 class Incoming(Struct, frozen=True, kw_only=True):

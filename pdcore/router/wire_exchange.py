@@ -158,6 +158,13 @@ class Exchange:
         else:
             raise RuntimeError(f"the application sent {kind!r} out of turn")
 
+    def push(self, part: bytes) -> bool:
+        """Write a further part of the body at once; False, and nothing is written, if that would have to wait."""
+        if not self.started or self.complete or self.gone or self._wire.drained() is not None:
+            return False
+        self._write(part, more=True)
+        return True
+
     def _opening(self, status: int, headers: RawHeaders) -> bytes:
         """The response's head; decides how its body is framed."""
         lines = [_status_line(status)]

@@ -2,7 +2,8 @@
 
 uvicorn accepts connections, counts them and ends them; this class reads requests from one and runs the application for
 each. The application is plain ASGI and runs under uvicorn's own class as well. What it finds here in addition is the
-scope's extension :data:`~pdcore.router.departure.DEPARTURE`, which spares it a task per request.
+scope's extension :data:`~pdcore.router.departure.DEPARTURE`, which spares it a task per request, and :data:`~pdcore.router.answer.PUSH`,
+which spares it waking one per event.
 
 Requests that come on one connection before the earlier ones are answered wait their turn. A head has its bounds in
 bytes and in time, and a connection on which nothing is served is closed after uvicorn's ``timeout_keep_alive``.
@@ -26,6 +27,7 @@ from uvicorn.server import ServerState
 
 from pdcore.errors import ApiError, ErrorCode
 from pdcore.http_head import HEAD_WITHIN_S, MAX_HEAD_BYTES
+from pdcore.router.answer import PUSH
 from pdcore.router.departure import DEPARTURE
 from pdcore.router.lazy_timer import LazyTimer
 from pdcore.router.wire_exchange import Exchange, Message, RawHeaders
@@ -153,7 +155,7 @@ class ServerConnection(asyncio.Protocol):
             keep_alive=version != "1.0" and self._parser.should_keep_alive(),
             wants_continue=any(name == b"expect" for name, _ in self._headers),
         )
-        exchange.scope["extensions"] = {DEPARTURE: exchange.on_gone}
+        exchange.scope["extensions"] = {DEPARTURE: exchange.on_gone, PUSH: exchange.push}
         if self._current is None:
             self._start(exchange)
         else:

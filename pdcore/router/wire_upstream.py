@@ -100,6 +100,11 @@ class WireUpstream:
         """Connections there are, idle or not."""
         return len(self._open)
 
+    @property
+    def busy_connections(self) -> int:
+        """Those that serve a request, or are about to be closed."""
+        return len(self._open) - sum(map(len, self._idle.values()))
+
     def _target(self, url: str) -> Target:
         found = self._targets.get(url)
         if found is None:

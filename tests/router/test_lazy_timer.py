@@ -94,3 +94,28 @@ async def test_nothing_goes_round_when_nothing_is_set() -> None:
     again, over = timer()
     again.set(now() - 1)
     await rung(over)
+
+
+async def test_one_that_moves_on_rings_at_the_last_instant_only() -> None:
+    instant, rings = 100.0, list[float]()
+    over = asyncio.Event()
+
+    def ring() -> None:
+        rings.append(instant)
+        over.set()
+
+    one = LazyTimer(ring, lambda: instant)
+    one.set(instant)  # it is due now, and looks at the clock when it has its turn
+    one.set(instant + 0.001)
+    await asyncio.sleep(3 * TICK_S)
+    assert not rings, "the clock stands still"
+    instant += 0.001
+    await rung(over)
+    assert rings == [instant]
+
+
+async def test_one_that_is_set_earlier_rings_earlier() -> None:
+    one, over = timer()
+    one.set(now() + 60)
+    one.set(now() + TICK_S)
+    await rung(over)
