@@ -83,10 +83,7 @@ class ClientAnswer:
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         """Send the head."""
-        self.status = status
-        self._on_start()
-        named = {"x-request-id": self.request_id, **headers}
-        await self._put({"type": "http.response.start", "status": status, "headers": as_raw(named)})
+        await self._put(self._head(status, [(b"x-request-id", self.request_id.encode()), *as_raw(headers)]))
 
     async def push(self, part: bytes) -> None:
         """Send a part of the body; more follows."""
@@ -101,7 +98,9 @@ class ClientAnswer:
 
     async def whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         """A complete response in one go."""
-        await self.start(status, {**headers, "content-length": str(len(body))})
+        length = (b"content-length", b"%d" % len(body))
+        named = (b"x-request-id", self.request_id.encode())
+        await self._put(self._head(status, [named, *as_raw(headers), length]))
         await self.finish(body)
 
     async def json(
@@ -121,6 +120,11 @@ class ClientAnswer:
             await self.whole(raw.status, raw.body, {"content-type": raw.content_type, **error.headers()})
         else:
             await self.json(error.body(self.request_id), status=error.status, headers=error.headers())
+
+    def _head(self, status: int, headers: list[tuple[bytes, bytes]]) -> dict[str, object]:
+        self.status = status
+        self._on_start()
+        return {"type": "http.response.start", "status": status, "headers": headers}
 
     async def _put(self, message: dict[str, object]) -> None:
         self.patience.set(self._now() + self._write_timeout_s)

@@ -161,10 +161,10 @@ class AttemptRun:
 
     def answered(self, leg: Leg, body: bytes) -> None:
         """A whole answer."""
-        leg.wait_until(None)
         if leg.plan.leg == "prefill":
-            self._prefill_answered(leg, body)
-        elif self._budget.stream:
+            return self._prefill_answered(leg, body)
+        leg.wait_until(None)
+        if self._budget.stream:
             self.failed(leg, leg.failure("garbage", "the answer is not a stream of events"))
         else:
             self._body = body
@@ -194,7 +194,7 @@ class AttemptRun:
         assert self._callback is not None, "a protocol whose engines call back has an address for it"
         deadline = self._budget.head(self._ground.clock.now())
         self._patience_for_call = LazyTimer(partial(self._not_called, deadline), self._ground.clock.now)
-        self._patience_for_call.set(deadline.at)
+        self._patience_for_call.set(deadline[0])
         self._callback.tell(partial(self._called, second))
 
     def _called(self, second: SecondLeg, words: bytes) -> None:
@@ -208,7 +208,7 @@ class AttemptRun:
         self._add(LegPlan(leg=second.leg, instance=second.instance, post=post)).begin()
 
     def _not_called(self, deadline: Deadline) -> None:
-        why = f"the engine did not call the router back: {deadline.sentence()}"
+        why = f"the engine did not call the router back: {self._budget.sentence(deadline[1])}"
         self._not_worded(LegFailure("decode", "deadline", why))
 
     def _not_worded(self, failure: LegFailure) -> None:

@@ -110,7 +110,7 @@ class Leg:
     def wait_until(self, deadline: Deadline | None) -> None:
         """Until when the engine has to say more; None where nobody waits for it."""
         self._deadline = deadline
-        self._timer.set(None if deadline is None else deadline.at)
+        self._timer.set(None if deadline is None else deadline[0])
 
     def froze(self) -> None:
         """Its instance is known not to answer."""
@@ -216,7 +216,7 @@ class Leg:
 
     def _late(self) -> None:
         if self._deadline is not None:
-            self._fail("deadline", self._deadline.sentence())
+            self._fail("deadline", self._budget.sentence(self._deadline[1]))
 
     def _fail(self, event: Failure, message: str) -> None:
         if not self.over:

@@ -62,6 +62,7 @@ class _Prompt(Usual):
 _CHAT: Final = msgspec.json.Decoder(_Chat)
 _PROMPT: Final = msgspec.json.Decoder(_Prompt)
 _PLAIN: Final = frozenset(Usual.__struct_fields__)
+_HARMLESS: Final = _PLAIN | {"messages", "prompt"}
 _TELLING: Final = frozenset(TABLE) - _PLAIN
 _OTHER_PROMPTS: Final = frozenset({"text", "input_ids"})
 
@@ -74,7 +75,8 @@ def usual_chat(body: bytes, fields: Mapping[str, object]) -> Usual | None:
         chat = _CHAT.decode(body)
     except (msgspec.DecodeError, RecursionError):
         return None
-    return chat if _is_consistent(chat) and any(one.content for one in chat.messages) else None
+    says_something = chat.messages[-1].content or any(one.content for one in chat.messages)
+    return chat if says_something and _is_consistent(chat) else None
 
 
 def usual_prompt(body: bytes, fields: Mapping[str, object]) -> Usual | None:
@@ -89,7 +91,9 @@ def usual_prompt(body: bytes, fields: Mapping[str, object]) -> Usual | None:
 
 
 def _are_plain(fields: Mapping[str, object]) -> bool:
-    return not any(name not in _PLAIN and (name in _TELLING or is_internal(name)) for name in fields)
+    if fields.keys() <= _HARMLESS:
+        return True
+    return not any(name not in _HARMLESS and (name in _TELLING or is_internal(name)) for name in fields)
 
 
 def _is_consistent(asked: Usual) -> bool:

@@ -150,7 +150,13 @@ class Connection(asyncio.Protocol):
             reply.fail(NotConnected("the connection is closed", timed_out=False))
         else:
             self._headers = []
-            self._transport.writelines((head, body))
+            self._write(self._transport, head, body)
+
+    def _write(self, transport: asyncio.Transport, head: bytes, body: bytes) -> None:
+        if len(body) <= MOST_AHEAD_BYTES:
+            transport.write(head + body)  # to copy what is small is cheaper than to send two pieces
+        else:
+            transport.writelines((head, body))
 
     def release(self) -> bool:
         """Forget the request. True when the next one may come, else the connection is closed."""

@@ -70,9 +70,23 @@ def bodies(draw: st.DrawFn) -> bytes:
     return json.dumps(fields).encode()
 
 
-@settings(max_examples=1500)
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(st.sampled_from(list(READ)), bodies())
 def test_whatever_is_accepted_at_once_means_the_same_field_by_field(endpoint: Endpoint, body: bytes) -> None:
+    means_the_same(endpoint, body)
+
+
+@pytest.mark.cluster
+@settings(max_examples=5000, deadline=None, database=None)
+@given(st.sampled_from(list(READ)), bodies())
+def test_whatever_is_accepted_at_once_means_the_same_in_many_more_bodies(
+    endpoint: Endpoint, body: bytes
+) -> None:
+    means_the_same(endpoint, body)
+
+
+def means_the_same(endpoint: Endpoint, body: bytes) -> None:
+    """Read at once, if it is, it is what it is field by field."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError:  # half a surrogate pair

@@ -34,6 +34,9 @@ class Wire(asyncio.Transport):
         self.aborted = False
         self.reading = True
 
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         self.written += b"".join(list_of_data)
 
@@ -86,9 +89,9 @@ class Line:
         self.connection = Connection(self.closed.append)
         self.connection.connection_made(self.wire)
 
-    def ask(self) -> Asked:
+    def ask(self, body: bytes = b"body") -> Asked:
         asked = Asked()
-        self.connection.send(asked.reply, b"head", b"body")
+        self.connection.send(asked.reply, b"head", body)
         return asked
 
     def hears(self, *parts: bytes) -> None:
@@ -298,3 +301,9 @@ async def test_a_reader_that_is_cancelled_leaves_the_answer_to_the_next() -> Non
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert await reply.read() == b"hello world"
+
+
+async def test_a_large_request_goes_out_whole_too() -> None:
+    line = Line()
+    line.ask(b"x" * (MOST_AHEAD_BYTES + 1))
+    assert line.wire.written == b"head" + b"x" * (MOST_AHEAD_BYTES + 1)
