@@ -120,6 +120,7 @@ class Fleet:
     lifecycle: Lifecycle
     store: MemoryStore
     follower: Follower
+    upstream: WireUpstream
     client: httpx.AsyncClient
     leases: list[LeaseId] = field(default_factory=list)
 
@@ -169,6 +170,8 @@ class Fleet:
         assert self.serving.ledger.total == 0
         assert len(self.serving.contacts.callbacks) == 0
         assert self.lifecycle.requests == 0
+        await eventually(lambda: self.upstream.busy_connections == 0, 3, "no connection busy")
+        assert not (await self.store.list(SPACE.side + "client_rooms/")).entries
 
 
 @asynccontextmanager
@@ -215,4 +218,4 @@ async def running_fleet(
                 httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as client,
             ):
                 await follower.wait_until(lambda _: True, 5)
-                yield Fleet(url, serving, lifecycle, store, follower, client)
+                yield Fleet(url, serving, lifecycle, store, follower, upstream, client)
