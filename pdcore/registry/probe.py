@@ -21,13 +21,15 @@ _PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443}
 
 class _Body(msgspec.Struct):
     incarnation: str | None = None
+    status: object = None
 
 
 class Health(NamedTuple):
-    """What ``/health`` said: its status, and the incarnation it names if it names one."""
+    """What ``/health`` said: its status, the incarnation it names if it names one, and its word for how it is."""
 
     status: int
     incarnation: str | None
+    word: object = None
 
     @property
     def is_good(self) -> bool:
@@ -71,7 +73,8 @@ def parse_answer(answer: bytes) -> Health:
     if len(status) < 2 or not status[0].startswith(b"HTTP/1.") or not status[1].isdigit():
         raise ValueError("the answer is not HTTP")
     try:
-        return Health(int(status[1]), msgspec.json.decode(body, type=_Body).incarnation)
+        said = msgspec.json.decode(body, type=_Body)
+        return Health(int(status[1]), said.incarnation, said.status)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Health(int(status[1]), None)
 

@@ -14,6 +14,7 @@ from pdcore.router.fixed.standing import Answers, Fails, Heard, Silent
 from pdcore.router.models import ANY_MODEL
 
 MODELS: Final = "/v1/models"
+TAKES_NOTHING: Final = ("starting", "draining")
 MOST_MODELS: Final = 64
 MOST_CHARACTERS: Final = 256
 _UNREADABLE: Final = (EOFError, ValueError, asyncio.LimitOverrunError)
@@ -43,7 +44,9 @@ async def hear(url: str, timeout_s: float, tls: ssl.SSLContext | None = None) ->
 
 
 def heard(health: Health) -> Heard:
-    """What its answer says."""
+    """What its answer says; ours says too whether it takes requests."""
+    if health.is_good and health.incarnation is not None and health.word in TAKES_NOTHING:
+        return Fails(why=f"it is {health.word}")
     if health.is_good:
         return Answers(incarnation=health.incarnation)
     return Fails(why=f"its health is {health.status}")

@@ -204,6 +204,25 @@ async def test_a_native_engine_is_known_by_its_own_incarnation(engines: Engines)
         await fleet.sees(f"decode-127.0.0.1-{d.port}", "i2")
 
 
+async def test_a_native_engine_that_takes_nothing_yet_or_any_more_is_given_nothing(engines: Engines) -> None:
+    p, d0, d1 = engines
+    for one in engines:
+        one.health = fake.answer(200, {"status": "ok", "incarnation": "i1"})
+    d0.health = fake.answer(200, {"status": "starting", "incarnation": "i1"})
+    async with serving(prefill=(p,), decode=(d0, d1)) as fleet:
+        await up(fleet, 2)
+        assert (await healthy(fleet, d0.url, False))["reason"] == "it is starting"
+        assert [(await fleet.post(BODY)).status_code for _ in range(2)] == [200] * 2
+        assert not d0.seen
+        d0.health = d1.health
+        await up(fleet, 3)
+        d1.health = fake.answer(200, {"status": "draining", "incarnation": "i1"})
+        await healthy(fleet, d1.url, False)
+        asked = len(d1.seen)
+        assert [(await fleet.post(BODY)).status_code for _ in range(2)] == [200] * 2
+        assert (len(d0.seen), len(d1.seen)) == (2, asked)
+
+
 async def test_a_silent_engine_is_picked_last_and_not_given_up(engines: Engines) -> None:
     p, d0, d1 = engines
     async with serving(prefill=(p,), decode=(d0, d1), frozen_after_s=60) as fleet:

@@ -102,6 +102,11 @@ def test_no_incarnation_it_had_before_going_down_comes_back_unless_it_says_so(sa
     [
         (Health(200, None), Answers()),
         (Health(200, "a"), Answers(incarnation="a")),
+        (Health(200, "a", "ok"), Answers(incarnation="a")),
+        (Health(200, "a", "starting"), Fails(why="it is starting")),
+        (Health(200, "a", "draining"), Fails(why="it is draining")),
+        (Health(200, None, "starting"), Answers()),
+        (Health(200, "a", ["starting"]), Answers(incarnation="a")),
         (Health(404, None), Answers()),
         (Health(503, None), Fails(why="its health is 503")),
         (Health(503, "a"), Fails(why="its health is 503")),
