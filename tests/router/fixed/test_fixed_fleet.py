@@ -79,12 +79,19 @@ async def workers(fleet: Fleet) -> dict[str, dict[str, object]]:
 
 
 async def healthy(fleet: Fleet, url: str, is_healthy: bool = True) -> dict[str, object]:
-    async def is_so() -> dict[str, object] | None:
-        one = (await workers(fleet)).get(url)
-        return one if one is not None and one["is_healthy"] is is_healthy else None
+    """Until the router has found ``url`` well, or not; what it lists of it then."""
+    fixed, suspects = fleet.serving.fixed, fleet.serving.fleet
+    assert fixed is not None
 
-    found = await eventually(is_so, WITHIN_S, f"{url} is listed as {'' if is_healthy else 'not '}healthy")
-    assert found is not None
+    def is_so() -> bool:
+        name = next((name for name, one in fixed.targets.items() if one.url == url), None)
+        return name is not None and is_healthy is (
+            fixed.standing(name).is_up and name not in suspects.overlay.suspects
+        )
+
+    await eventually(is_so, WITHIN_S, f"{url} is {'' if is_healthy else 'not '}healthy")
+    found = (await workers(fleet))[url]
+    assert found["is_healthy"] is is_healthy
     return found
 
 
