@@ -20,14 +20,17 @@ from pdcore.router.pace import Pace
 from pdcore.router.relay import error_event
 
 PUSH: Final = "pdcore.push"
-"""The scope's extension of a server that can take a part at once: a function that does, or says that it cannot now."""
+"""The scope's extension of a server that can take a part at once: a :data:`Push`."""
+
+Push = Callable[[bytes, bytes | None], bool]
+"""Takes a part of the body, and the chunked frame that holds it if there is one; False if it cannot now."""
 
 
 def _nothing() -> None:
     return
 
 
-def _never(part: bytes) -> bool:
+def _never(part: bytes, frame: bytes | None) -> bool:
     return False
 
 
@@ -46,7 +49,7 @@ class ClientAnswer:
         *,
         now: Callable[[], float],
         write_timeout_s: float,
-        push_now: Callable[[bytes], bool] | None = None,
+        push_now: Push | None = None,
         on_start: Callable[[], None] = _nothing,
     ) -> None:
         self._send = send

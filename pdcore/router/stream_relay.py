@@ -19,7 +19,7 @@ from pdcore.router.budget import Budget, Deadline
 from pdcore.router.exchange import LegFailure, failure_in_body
 from pdcore.router.finite import with_nulls
 from pdcore.router.leg import Leg
-from pdcore.router.relay import DONE, EventCutter, EventKind, EventTooLarge, StreamReader
+from pdcore.router.relay import DONE, EventCutter, EventKind, EventTooLarge, StreamReader, is_one_event
 
 DRAIN_S: Final = 0.5  # how long the end of a stream may trail behind its last event
 DRAIN_PARTS: Final = 16
@@ -61,6 +61,9 @@ class StreamRelay:
 
     async def run(self, status: int, headers: Mapping[str, str]) -> None:
         """Pass it on to its end under a head of ``status`` and ``headers``; raises the failure that ends it early."""
+        assert self._leg.call is not None, "its head has come"
+        if self._rename is None:
+            self._leg.call.offer_frames(self._take_frame)
         while True:
             event = self._next()
             if event is not None:
@@ -79,6 +82,18 @@ class StreamRelay:
         if not self._flows or not self._flow():
             self._bell.ring()
 
+    def _take_frame(self, frame: bytes, event: bytes) -> bool:
+        """Pass on a frame as it is if it holds one event of a stream that flows."""
+        if not self._flows or self._waiting or self._cutter.pending or not is_one_event(event):
+            return False
+        if self._reader.read(event) != "data" or not self._client.push_now(event, frame):
+            return False
+        now = self._clock.now()
+        self._client.pace.events(1, now)
+        self._leg.heard(now)
+        self._leg.wait_until(self._budget.silence(now))
+        return True
+
     def _flow(self) -> bool:
         """Whether everything that came is on its way, and more will come."""
         passing: list[bytes] = []
@@ -95,7 +110,7 @@ class StreamRelay:
                 passing.append(event)
         except LegFailure as wrong:
             self._wrong, needs_task = wrong, True
-        if passing and not self._client.push_now(self._shown(passing)):
+        if passing and not self._client.push_now(self._shown(passing), None):
             self._waiting.extendleft(reversed(passing))
             return False
         now = self._clock.now()

@@ -43,6 +43,9 @@ class Post(Struct, frozen=True, kw_only=True):
     body: bytes
 
 
+Frames = Callable[[bytes, bytes], bool]
+
+
 class Call(Protocol):
     """A POST on its way, and what has come of its answer."""
 
@@ -64,6 +67,14 @@ class Call(Protocol):
 
         To be asked until it says so before ``state`` means anything. Little is read ahead of the taker: one part as the
         socket gives it, 64 KiB and the socket's own buffers. Raises :class:`Broken`.
+        """
+        ...
+
+    def offer_frames(self, take: Frames) -> None:
+        """Offer ``take`` every chunked frame of the body that comes whole and alone, before anything else sees it.
+
+        ``take`` gets the frame and its content, and says whether it has dealt with it; if not, it comes like everything
+        else. A transport need not ever do so.
         """
         ...
 

@@ -5,23 +5,25 @@ holds an old one can never read the answer to a later request. Past :data:`MOST_
 socket is left alone, and TCP holds the engine back.
 
 Mutable state of a connection: ``_reply`` (the request being served, None while idle), ``_transport``, ``_paused``, and
-``_strayed``, which once set means that bytes came that belong to no request: such a connection is not used again. That
-of a reply: what has come, changed by its connection and by whoever takes it.
+``_strayed``, which once set means that bytes came that belong to no request: such a connection is not used again; and
+``_between_chunks``, while the parser has seen whole chunks and nothing of a further one. That of a reply: what has come, changed by its connection and by whoever takes it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from typing import Final, cast
 
 import httptools
 
-from pdcore.router.upstream import Broken, NotConnected, State
+from pdcore.router.upstream import Broken, Frames, NotConnected, State
 from pdcore.router.wire_encoding import Inflater, inflater
 
 MOST_AHEAD_BYTES: Final = 64 << 10
 MAX_HEAD_BYTES: Final = 64 << 10
+_FRAME: Final = re.compile(rb"([0-9a-fA-F]{1,6})\r\n")
 
 
 def _nobody() -> None:
@@ -33,7 +35,7 @@ class Reply:
 
     __slots__ = (
         *("_broken", "_connection", "_inflater", "_parts", "_tell", "changed", "head_bytes", "headers"),
-        *("keep_alive", "state", "status", "unread_bytes", "until_close"),
+        *("frames", "keep_alive", "state", "status", "unread_bytes", "until_close"),
     )
 
     def __init__(self, tell: Callable[[], None] = _nobody) -> None:
@@ -43,6 +45,7 @@ class Reply:
         self._parts: list[bytes] = []
         self._broken: NotConnected | Broken | None = None
         self.changed = False
+        self.frames: Frames | None = None
         self.state: State = "head"
         self.status = 0
         self.headers: Mapping[str, str] = {}
@@ -70,9 +73,15 @@ class Reply:
         assert self._broken is not None, "it has not failed"
         return self._broken
 
+    def offer_frames(self, take: Frames) -> None:
+        """See :meth:`pdcore.router.upstream.Call.offer_frames`."""
+        if self._inflater is None:
+            self.frames = take
+
     def forget(self) -> None:
         """Nobody wants to be told any more."""
         self._tell = _nobody
+        self.frames = None
 
     # What its connection does
 
@@ -137,6 +146,7 @@ class Connection(asyncio.Protocol):
         self._reply: Reply | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._informational = False
+        self._between_chunks = False
         self._paused = False
         self._strayed = False
         self.idle_since = 0.0
@@ -212,7 +222,10 @@ class Connection(asyncio.Protocol):
         if reply is None:
             self._stray()
             return
+        if reply.frames is not None and self._between_chunks and self._is_taken(reply.frames, data):
+            return
         try:
+            self._between_chunks = False
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as wrong:
             reply.fail(Broken(f"the answer is not HTTP: {wrong}"))
@@ -221,7 +234,18 @@ class Connection(asyncio.Protocol):
             self._bound_head(reply, len(data))
         elif reply.unread_bytes > MOST_AHEAD_BYTES and not self._paused:
             self._pause()
+        self._between_chunks = self._between_chunks and data.endswith(b"\r\n")
         reply.tell()
+
+    def _is_taken(self, take: Frames, data: bytes) -> bool:
+        """Whether ``data`` is one whole frame of a chunked body and was taken as such; the parser never hears of it."""
+        found = _FRAME.match(data)
+        if found is None:
+            return False
+        begin, size = found.end(), int(found.group(1), 16)
+        if not size or len(data) != begin + size + 2 or not data.endswith(b"\r\n"):
+            return False
+        return take(data, data[begin:-2])
 
     def _pause(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -267,6 +291,12 @@ class Connection(asyncio.Protocol):
         reply = self._reply
         if reply is not None and reply.state == "body":
             reply.add(part)
+
+    def on_chunk_header(self) -> None:
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._between_chunks = True
 
     def on_message_complete(self) -> None:
         reply = self._reply

@@ -10,7 +10,7 @@ from typing import Final, Self, TypeVar
 import anyio
 import httpx
 
-from pdcore.router.upstream import KEEPALIVE_S, Broken, NotConnected, Post, State
+from pdcore.router.upstream import KEEPALIVE_S, Broken, Frames, NotConnected, Post, State
 
 ResultT = TypeVar("ResultT")
 
@@ -116,6 +116,9 @@ class HttpxCall:
         part, self._part = self._part, b""
         self._taken.set()
         return part
+
+    def offer_frames(self, take: Frames) -> None:
+        return
 
     def failure(self) -> NotConnected | Broken:
         assert self._wrong is not None
