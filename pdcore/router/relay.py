@@ -83,6 +83,15 @@ class StreamReader:
 
     def read(self, event: bytes) -> EventKind:
         """What ``event`` is; remembers which answers have finished."""
+        if event.startswith(b"data: ") and event.endswith(b"\n\n"):
+            try:
+                said = _CHUNK.decode(event[6:-2])  # is no JSON where there are more lines than one
+            except UNREADABLE:
+                return self._read_line_by_line(event)
+            return "data" if said.goes_on else self._judge(said)
+        return self._read_line_by_line(event)
+
+    def _read_line_by_line(self, event: bytes) -> EventKind:
         data = event_data(event)
         if data is None:
             return "comment"
@@ -134,8 +143,6 @@ def error_in_stream(body: bytes) -> EngineError | None:
 
 def event_data(event: bytes) -> bytes | None:
     """The event's data, lines joined; None when it has none (comments, ids, retry hints)."""
-    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
-        return event[6:-2]
     lines = [_field(line) for line in event.splitlines() if line.startswith(b"data:")]
     return b"\n".join(lines) if lines else None
 
