@@ -16,14 +16,15 @@ from bench.affinity.live import replay
 from bench.affinity.replacement import moved
 from bench.affinity.routers import Affinity, Tree, Turns
 from bench.affinity.simulation import Router, simulate
-from bench.affinity.verdicts import BASE, FEW, MANY, OURS, Row, documents, table
+from bench.affinity.verdicts import BASE, FEW, FEW_SYSTEM_PROMPTS, MANY, OURS, Row, documents, table
 from bench.affinity.workloads import WORKLOADS
 from bench.progress import step
 
 POLICIES: Final[Mapping[str, Callable[[int], Router]]] = {BASE: Turns, "trees": Tree, OURS: Affinity}
-LIVE_SCALE: Final = 0.25
-LIVE_SPEED: Final = 0.75
-"""What two busy cores can do in a quarter of an hour: six fleets at once."""
+LIVE_SCALE: Final = 0.18
+LIVE_SCALES: Final[Mapping[str, float]] = dict.fromkeys(FEW_SYSTEM_PROMPTS, 0.36)
+LIVE_SPEED: Final = 1.0
+"""What two busy cores can do in a quarter of an hour, six fleets at once; few system prompts take longest to fill caches."""
 
 
 def compare(workload: str, scale: float) -> Row:
@@ -49,7 +50,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench affinity")
     parser.add_argument("--live", action="store_true", help="real router processes, in real time")
     parser.add_argument(
-        "--scale", type=float, help=f"the share of each workload to run: 1, with --live {LIVE_SCALE}"
+        "--scale",
+        type=float,
+        help="the share of each workload to run: 1; with --live 0.18, or 0.36 where it takes that",
     )
     parser.add_argument("--speed", type=float, default=LIVE_SPEED, help="how fast the clock of --live runs")
     parser.add_argument("--workload", default="", help="only those whose names contain this")
@@ -58,11 +61,14 @@ def main(arguments: Sequence[str]) -> int:
     if given.live:
         missing = [subject.name for subject in SUBJECTS if not subject.installed]
         step(f"not installed, so left out: {', '.join(missing)}" if missing else "all routers are there")
-    scale = given.scale or (LIVE_SCALE if given.live else 1.0)
     rows = []
     for workload in (name for name in WORKLOADS if given.workload in name):
         step(workload)
-        rows.append(compare_live(workload, scale, given.speed) if given.live else compare(workload, scale))
+        if given.live:
+            scale = given.scale or LIVE_SCALES.get(workload, LIVE_SCALE)
+            rows.append(compare_live(workload, scale, given.speed))
+        else:
+            rows.append(compare(workload, given.scale or 1.0))
     for line in map(json.dumps, documents(rows)) if given.json else table(rows):
         print(line)
     met = all(verdict.met for row in rows for verdict in row.verdicts())

@@ -2,9 +2,9 @@
 
 ``python -m bench.affinity.engines SPEED PREFILLS`` prints the ports of all, the decode's last. A prefill answers when what it does not
 find in its cache is computed, after what came before it; queue, cache and costs are the simulation's. Their clock is the
-workload's, ``SPEED`` times as fast as the machine's: a request says when it was sent, so that what the machine does
-besides costs no time there. Both handshakes that the routers under test speak are answered: a room that both legs name,
-whose decode answers once the prefill is done, and two hops with ``kv_transfer_params``.
+workload's: a request says when it was sent, so that what the machine does besides costs no time there. For how long it
+takes by that clock, it waits for its answer, ``SPEED`` times as fast. A room that both legs name, whose decode answers
+once the prefill is done, is understood, and so are two hops with ``kv_transfer_params``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import struct
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -29,6 +29,7 @@ from bench.affinity.workloads import BLOCK_TOKENS, CHARACTERS_PER_TOKEN
 
 MODEL: Final = "tiny"
 CHAT: Final = b"/v1/chat/completions"
+TOKENIZE: Final = b"/tokenize"
 COUNTS: Final = b"/fleet/counts"
 BEGIN: Final = b"/fleet/begin"
 _BLOCK_BYTES: Final = BLOCK_TOKENS * CHARACTERS_PER_TOKEN
@@ -72,10 +73,11 @@ class Message(msgspec.Struct):
 
 
 class Chat(msgspec.Struct):
-    """What an engine reads of a request. ``user`` says when it was sent, in seconds of the workload's clock."""
+    """What an engine reads of a request. ``seed`` says when it was sent, in microseconds of the workload's clock: every
+    router passes that on."""
 
     messages: list[Message]
-    user: str = "0"
+    seed: int = 0
     bootstrap_room: int | None = None
 
 
@@ -86,18 +88,6 @@ class Engine(Protocol):
     """Answers a chat, now or later."""
 
     def take(self, chat: Chat, answer: Answer) -> None: ...
-
-
-class Clock:
-    """The workload's, beside the machine's. Mutable: when it began."""
-
-    def __init__(self, speed: float) -> None:
-        self._speed = speed
-        self.began = 0.0
-
-    def until(self, instant: float) -> float:
-        """The machine's seconds until ``instant``; 0 when it is past."""
-        return max(0.0, self.began + instant / self._speed - time.monotonic())
 
 
 class Rooms:
@@ -132,18 +122,17 @@ class Rooms:
 class Prefill:
     """One instance: first come, first served. Mutable: its cache and queue, and how long each request took."""
 
-    def __init__(self, rooms: Rooms, clock: Clock) -> None:
+    def __init__(self, rooms: Rooms, speed: float) -> None:
         self.cache = Cache()
         self.took_s: list[float] = []
         self._rooms = rooms
-        self._clock = clock
+        self._speed = speed
 
     def take(self, chat: Chat, answer: Answer) -> None:
-        at = float(chat.user)
-        done = self.cache.serve(at, blocks(chat.messages))
-        self.took_s.append(done - at)
-        wait_s = self._clock.until(done)
-        asyncio.get_running_loop().call_later(wait_s, self._end, chat.bootstrap_room, answer)
+        at = chat.seed / 1e6
+        took_s = self.cache.serve(at, blocks(chat.messages)) - at
+        self.took_s.append(took_s)
+        asyncio.get_running_loop().call_later(took_s / self._speed, self._end, chat.bootstrap_room, answer)
 
     def _end(self, room: int | None, answer: Answer) -> None:
         if room is not None:
@@ -168,9 +157,8 @@ class Fleet:
     """The engines of one process, and what whoever measures asks of them all."""
 
     def __init__(self, prefills: int, speed: float) -> None:
-        self._clock = Clock(speed)
         self._rooms = Rooms()
-        self.prefills = [Prefill(self._rooms, self._clock) for _ in range(prefills)]
+        self.prefills = [Prefill(self._rooms, speed) for _ in range(prefills)]
         self.decode = Decode(self._rooms)
         self.connections: set[Connection] = set()
 
@@ -180,18 +168,17 @@ class Fleet:
             one.close()
         await asyncio.sleep(0)
 
-    def page(self, path: bytes, query: bytes) -> bytes | None:
+    def page(self, path: bytes) -> bytes | None:
         """What ``path`` shows; None where nothing is."""
         if path == COUNTS:
             return json.dumps([_counted(one) for one in self.prefills]).encode()
         if path == BEGIN:
-            self._begin(float(query))
+            self._begin()
             return b"{}"
         return PAGES.get(path)
 
-    def _begin(self, instant: float) -> None:
-        """Empty caches; the workload's clock begins at ``instant`` of the machine's."""
-        self._clock.began = instant
+    def _begin(self) -> None:
+        """Empty caches, and nothing counted."""
         self._rooms.clear()
         for one in self.prefills:
             one.cache, one.took_s = Cache(), []
@@ -236,13 +223,16 @@ class Connection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        path, _, query = self._path.partition(b"?")
+        path = self._path.partition(b"?")[0]
         body = b"".join(self._body)
         self._path, self._body = b"", []
         if path == CHAT:
             self._engine.take(_CHAT.decode(body), self._answer)
             return
-        page = self._fleet.page(path, query)
+        if path == TOKENIZE:
+            self._answer(tokenized(_CHAT.decode(body).messages))
+            return
+        page = self._fleet.page(path)
         self._answer(b"{}" if page is None else page, b"200 OK" if page is not None else b"404 Not Found")
 
     def _answer(self, body: bytes, status: bytes = b"200 OK") -> None:
@@ -253,12 +243,27 @@ class Connection(asyncio.Protocol):
 
 def blocks(messages: Sequence[Message]) -> list[int]:
     """The chain of full KV blocks of ``messages``, as their text tells it."""
-    text = "".join(f"{one.role}\n{one.content}" for one in messages).encode()
+    text = _text(messages)
     chain, last = [], b""
     for start in range(0, len(text) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
         last = blake2b(text[start : start + _BLOCK_BYTES], digest_size=8, key=last).digest()
         chain.append(int.from_bytes(last, "big"))
     return chain
+
+
+def tokenized(messages: Sequence[Message]) -> bytes:
+    """The answer to who asks for the tokens of ``messages``: four characters each, as vLLM's ``/tokenize`` says it.
+
+    vllm-router asks every worker for every request, twice, and matches the tokens it is told.
+    """
+    text = _text(messages)
+    text += b" " * (-len(text) % CHARACTERS_PER_TOKEN)
+    tokens = struct.unpack(f">{len(text) // 2}H", text)[::2]
+    return msgspec.json.encode({"count": len(tokens), "max_model_len": 131_072, "tokens": tokens})
+
+
+def _text(messages: Sequence[Message]) -> bytes:
+    return "".join(f"{one.role}\n{one.content}" for one in messages).encode()
 
 
 def listeners(count: int) -> list[socket.socket]:

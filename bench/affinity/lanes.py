@@ -18,52 +18,66 @@ from bench.affinity.verdicts import OURS
 from bench.router.processes import LOAD_CORE, ROUTER_CORE, Running, answers, fetch
 from bench.router.targets import BOOTSTRAP_PORT, PEERS
 
+CORES: Final = (ROUTER_CORE, LOAD_CORE)
+START_S: Final = 180.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """One kind of router: what comes before ``--port``, how a prefill's URL is said, what comes after."""
+    """One kind of router, whose command line is made of ``words``.
+
+    ``{port}`` and ``{free}`` are filled in, ``{decode}`` is the decode's URL; a word with ``{prefill}`` is said for each.
+    """
 
     name: str
-    program: Sequence[str]
-    prefill: Sequence[str]
-    options: Sequence[str] = ()
+    words: Sequence[str]
 
     @property
     def installed(self) -> bool:
-        return Path(self.program[0]).exists()
+        return Path(self.words[0]).exists()
 
     def command(self, port: int, prefills: Sequence[str], decode: str) -> list[str]:
         """The command line of one router."""
-        named = [word.format(url=url) for url in prefills for word in self.prefill]
-        options = [word.format(free=quiet_port()) for word in self.options]
-        place = ("--host", "127.0.0.1", "--port", str(port))
-        return [*self.program, *place, *options, *named, "--decode", decode]
+        filled = {"port": port, "free": quiet_port(), "decode": decode}
+        return [
+            word.format(prefill=prefill, **filled)
+            for word in self.words
+            for prefill in (prefills if "{prefill}" in word else [""])
+        ]
 
 
+_PLACE: Final = ("--host", "127.0.0.1", "--port", "{port}")
 _PEER: Final = (
+    *_PLACE,
     *("--policy", "cache_aware", "--worker-startup-check-interval", "1"),
     *("--prometheus-host", "127.0.0.1", "--prometheus-port", "{free}"),
 )
 SUBJECTS: Final = (
     Subject(
         name="sglang-router",
-        program=(str(PEERS / "v-sgl/bin/python"), "-m", "sglang_router.launch_router", "--pd-disaggregation"),
-        prefill=("--prefill", "{url}", str(BOOTSTRAP_PORT)),
-        options=(*_PEER, "--log-level", "warn"),
+        words=(
+            *(str(PEERS / "v-sgl/bin/python"), "-m", "sglang_router.launch_router", *_PEER),
+            *("--log-level", "warn", "--worker-urls", "{prefill}"),
+        ),
     ),
     Subject(
         name="vllm-router",
-        program=(str(PEERS / "v-vllm/bin/vllm-router"), "--vllm-pd-disaggregation", "--kv-connector", "nixl"),
-        prefill=("--prefill", "{url}"),
-        options=(*_PEER, "--log-level", "warning"),
+        words=(
+            *(str(PEERS / "v-vllm/bin/vllm-router"), *_PEER, "--log-level", "warning"),
+            *("--worker-urls", "{prefill}"),
+        ),
     ),
     Subject(
         name=OURS,
-        program=(sys.executable, "-m", "pdcore.router"),
-        prefill=("--prefill", f"{{url}},bootstrap={BOOTSTRAP_PORT}"),
-        options=("--protocol", "bootstrap", "--log-level", "warning"),
+        words=(
+            *(sys.executable, "-m", "pdcore.router", *_PLACE, "--log-level", "warning"),
+            *("--protocol", "bootstrap", f"--prefill={{prefill}},bootstrap={BOOTSTRAP_PORT}"),
+            *("--decode", "{decode}"),
+        ),
     ),
 )
+"""The Rust routers run without disaggregation, so that what is compared is the choice alone, and theirs at its best: with it
+sglang-router 0.3.2 finds no tree for any model and draws at random."""
 
 
 class Counts(TypedDict):
@@ -88,9 +102,9 @@ class Lane:
         """The kind of router and how many there are."""
         return self.subject.name, len(self.ports)
 
-    def begin(self, instant: float) -> None:
-        """Empty caches; the workload begins at ``instant`` of the machine's monotonic clock."""
-        fetch(f"{self.engines}{BEGIN.decode()}?{instant}")
+    def begin(self) -> None:
+        """Empty caches, and nothing counted."""
+        fetch(self.engines + BEGIN.decode())
 
     def counts(self) -> list[Counts]:
         """What each prefill did since it began."""
@@ -100,7 +114,7 @@ class Lane:
 
 @contextmanager
 def lanes(which: Sequence[tuple[Subject, int]], speed: float, scratch: Path) -> Iterator[list[Lane]]:
-    """All of ``which`` started, ready, with empty caches. Routers run on one core, all engines on another."""
+    """All of ``which`` started and ready. Engines have a core, which they share with every other router."""
     with ExitStack() as stack:
         fleets = [
             stack.enter_context(_Engines(speed, scratch / f"engines-{number}.log"))
@@ -109,11 +123,11 @@ def lanes(which: Sequence[tuple[Subject, int]], speed: float, scratch: Path) -> 
         for fleet in fleets:
             fleet.wait_ready(fleet.is_ready)
         routers = [
-            [stack.enter_context(_Router(subject, fleet, scratch)) for _ in range(count)]
+            [stack.enter_context(_Router(subject, fleet, CORES[n % 2], scratch)) for n in range(count)]
             for (subject, count), fleet in zip(which, fleets, strict=True)
         ]
         for router in (one for some in routers for one in some):
-            router.wait_ready(router.is_ready)
+            router.wait_ready(router.is_ready, START_S)
         yield [
             Lane(subject=subject, ports=[one.port for one in some], engines=fleet.decode)
             for (subject, _), fleet, some in zip(which, fleets, routers, strict=True)
@@ -131,7 +145,7 @@ def quiet_port() -> int:
 
 def body_of(messages: bytes, at: float = 0.0) -> bytes:
     """A request for one token, sent ``at`` of the workload's clock."""
-    named = b'"model": "%s", "max_tokens": 1, "user": "%.6f"' % (MODEL.encode(), at)
+    named = b'"model": "%s", "max_tokens": 1, "seed": %d' % (MODEL.encode(), round(at * 1e6))
     return b'{%s, "messages": %s}' % (named, messages)
 
 
@@ -153,10 +167,10 @@ class _Engines(Running):
 
 
 class _Router(Running):
-    def __init__(self, subject: Subject, engines: _Engines, scratch: Path) -> None:
+    def __init__(self, subject: Subject, engines: _Engines, core: int, scratch: Path) -> None:
         self.port = quiet_port()
         command = subject.command(self.port, engines.prefills, engines.decode)
-        super().__init__(command, ROUTER_CORE, scratch / f"router-{self.port}.log")
+        super().__init__(command, core, scratch / f"router-{self.port}.log")
 
     def is_ready(self) -> bool:
         """Whether a request goes all the way."""

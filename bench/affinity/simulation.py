@@ -31,7 +31,7 @@ class Outcome:
     """How a workload went: the share of blocks found in a cache, latencies of prefill, most requests over the mean.
 
     ``homes``: the instances that each conversation was at, where that is known. ``failed`` requests were not answered
-    well. Only real processes have 99th percentiles by the wall, and of how late the load itself was.
+    well. Only real processes have a 99th percentile by the wall, and may be ``slowed`` so many times by their machine.
     """
 
     hit_rate: float
@@ -41,7 +41,7 @@ class Outcome:
     homes: Mapping[int, set[int]] = field(default_factory=dict)
     failed: int = 0
     wall_p99_s: float = 0.0
-    late_p99_s: float = 0.0
+    slowed: float = 1.0
 
 
 class Cache:
@@ -100,7 +100,7 @@ def outcome_of(
     *,
     failed: int = 0,
     wall_p99_s: float = 0.0,
-    late_p99_s: float = 0.0,
+    slowed: float = 1.0,
 ) -> Outcome:
     """What happened at the instances (requests served, blocks found, blocks asked for) and to the requests."""
     latencies = sorted(latencies) or [math.inf]
@@ -113,5 +113,5 @@ def outcome_of(
         homes=homes or {},
         failed=failed,
         wall_p99_s=wall_p99_s,
-        late_p99_s=late_p99_s,
+        slowed=slowed,
     )

@@ -130,7 +130,7 @@ def documents(rows: Sequence[Row]) -> Iterator[dict[str, object]]:
                 "imbalance": outcome.imbalance,
                 "failed": outcome.failed,
                 "wall_p99_s": outcome.wall_p99_s,
-                "load_late_p99_s": outcome.late_p99_s,
+                "slowed": outcome.slowed,
             }
             yield {"workload": row.workload, "policy": policy, "routers": routers, **figures}
         for verdict in row.verdicts():

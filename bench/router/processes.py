@@ -84,10 +84,10 @@ class Running:
             if self.cpu_s() - before <= 0.02:
                 return
 
-    def wait_ready(self, is_ready: Callable[[], bool]) -> float:
+    def wait_ready(self, is_ready: Callable[[], bool], within_s: float = START_S) -> float:
         """The seconds it took until ``is_ready``; RuntimeError with the end of its log if it never was."""
         began = time.monotonic()
-        while time.monotonic() - began < START_S and self.process.poll() is None:
+        while time.monotonic() - began < within_s and self.process.poll() is None:
             if is_ready():
                 return time.monotonic() - began
             time.sleep(0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,8 +12,8 @@ import msgspec
 import pytest
 
 from bench.affinity.clients import Clients
-from bench.affinity.engines import BEGIN, COUNTS, Chat, blocks, listeners, serve
-from bench.affinity.lanes import SUBJECTS, body_of
+from bench.affinity.engines import BEGIN, COUNTS, Chat, blocks, listeners, serve, tokenized
+from bench.affinity.lanes import SUBJECTS, Subject, body_of
 from bench.affinity.live import replay
 from bench.affinity.routers import Affinity
 from bench.affinity.simulation import FIXED_S, TOKENS_PER_S, simulate
@@ -40,6 +41,25 @@ def test_text_that_begins_alike_has_the_same_blocks_as_far_as_it_is_alike() -> N
     assert one[10] != other[10]
 
 
+@pytest.mark.unit
+def test_tokens_are_alike_as_far_as_the_text_is() -> None:
+    one, other = (msgspec.json.decode(asked(1, user), type=Chat).messages for user in (1, 2))
+    told = [json.loads(tokenized(messages)) for messages in (one, other)]
+    assert [len(each["tokens"]) for each in told] == [each["count"] for each in told]
+    assert told[0]["tokens"][:640] == told[1]["tokens"][:640]
+    assert told[0]["tokens"] != told[1]["tokens"]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+def test_a_router_is_told_every_prefill_and_a_place_of_its_own(subject: Subject) -> None:
+    urls = [f"http://127.0.0.1:{port}" for port in (1, 2, 3)]
+    told = subject.command(7, urls, "http://127.0.0.1:9")
+    assert [next(url for url in urls if url in word) for word in told if any(u in word for u in urls)] == urls
+    assert told[told.index("--port") + 1] == "7"
+    assert not any("{" in word for word in told)
+
+
 @asynccontextmanager
 async def engines() -> AsyncIterator[tuple[Clients, Clients, str]]:
     """A prefill and a decode with an empty cache, and where they are counted."""
@@ -56,7 +76,7 @@ async def engines() -> AsyncIterator[tuple[Clients, Clients, str]]:
 
 async def _begin(place: str) -> bool:
     try:
-        await asyncio.to_thread(fetch, f"{place}{BEGIN.decode()}?{time.monotonic()}")
+        await asyncio.to_thread(fetch, place + BEGIN.decode())
     except OSError:
         return False
     return True
@@ -66,7 +86,7 @@ async def _begin(place: str) -> bool:
 async def test_a_prefill_takes_as_long_as_what_it_does_not_find_and_its_decode_waits_for_it() -> None:
     async with engines() as (prefill, decode, place):
         began = time.monotonic()
-        await asyncio.to_thread(fetch, f"{place}{BEGIN.decode()}?{began}")
+        await asyncio.to_thread(fetch, place + BEGIN.decode())
         assert all(
             await asyncio.gather(
                 decode.ask(asked(1, 1, bootstrap_room=7)), prefill.ask(asked(1, 1, bootstrap_room=7))
