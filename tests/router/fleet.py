@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -180,6 +181,7 @@ async def running_fleet(
     store: MemoryStore | None = None,
     access: Access = OPEN,
     engine_tls: ssl.SSLContext | None = None,
+    protocol: type[asyncio.Protocol] = ServerConnection,
     **changes: Any,
 ) -> AsyncIterator[Fleet]:
     """A router over an empty keyspace."""
@@ -214,7 +216,7 @@ async def running_fleet(
                 serving.fleet,
                 tended(serving.fixed, serving.fleet, settings.targets),
                 running_beside(watch_for_silence(serving)),
-                answering(app, listener, protocol=ServerConnection),
+                answering(app, listener, protocol=protocol),
                 httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as client,
             ):
                 await follower.wait_until(lambda _: True, 5)
