@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 
 import pytest
+
+from pdcore import telemetry
+from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.integration
 
@@ -82,3 +86,24 @@ def test_no_text_of_others_reaches_a_terminal_as_it_is() -> None:
 
 def test_a_process_whose_lines_nobody_reads_goes_on() -> None:
     assert len(spoken("json", "deaf")) == 6
+
+
+async def test_lines_that_may_wait_are_written_soon_and_overtaken_by_none() -> None:
+    stream = io.StringIO()
+    lines = telemetry._Lines(stream)
+    lines.later("a")
+    lines.later("b")
+    assert stream.getvalue() == ""
+    lines.info("c")
+    assert stream.getvalue() == "a\nb\nc\n"
+    lines.later("d")
+    await eventually(lambda: stream.getvalue().endswith("d\n"), 5, "the last one is written too")
+    lines.later("e")
+    lines.write()
+    assert stream.getvalue() == "a\nb\nc\nd\ne\n"
+
+
+def test_without_a_loop_nothing_waits() -> None:
+    stream = io.StringIO()
+    telemetry._Lines(stream).later("a")
+    assert stream.getvalue() == "a\n"
