@@ -81,5 +81,3 @@ async def test_a_claim_that_could_not_be_taken_back_does_not_lock_the_room_here(
     async with here.claimed(5):
         pass
     assert await store.get(KEY) is None
-
-
