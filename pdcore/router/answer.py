@@ -37,8 +37,8 @@ def _never(part: bytes, frame: bytes | None) -> bool:
 class ClientAnswer:
     """One response. ``started``: the head is sent; ``ended``: nothing more may follow. ``status`` once started.
 
-    ``patience`` watches over every send: whoever answers says with :meth:`hurry` what is to happen when the client takes
-    nothing for the whole write budget, and cancels it in the end. ``pace`` says when a stream's events went out. ``on_start`` is called when the
+    ``patience`` watches over every send: it calls ``on_slow`` when the client takes nothing for the whole write budget,
+    and is to be cancelled in the end. ``pace`` says when a stream's events went out. ``on_start`` is called when the
     head goes out, ``before_end`` awaited before the last part does: what the client must find undone when it has its
     answer.
     """
@@ -48,6 +48,7 @@ class ClientAnswer:
         send: Send,
         *,
         now: Callable[[], float],
+        on_slow: Callable[[], object],
         write_timeout_s: float,
         push_now: Push | None = None,
         on_start: Callable[[], None] = _nothing,
@@ -57,7 +58,7 @@ class ClientAnswer:
         self._now = now
         self._write_timeout_s = write_timeout_s
         self.push_now = push_now or _never
-        self.patience = LazyTimer(_nothing, now)
+        self.patience = LazyTimer(on_slow, now)
         self._request_id: str | None = None
         self.status: int | None = None
         self.ended = False
@@ -76,7 +77,7 @@ class ClientAnswer:
         self._request_id = name
 
     def hurry(self, on_slow: Callable[[], object]) -> None:
-        """From now on ``on_slow`` is called for a client that is too slow."""
+        """From now on another ``on_slow`` is called."""
         self.patience.cancel()
         self.patience = LazyTimer(on_slow, self._now)
 

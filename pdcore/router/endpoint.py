@@ -43,9 +43,11 @@ class GenerationEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         clock, metrics = self._serving.ground.clock, self._serving.ground.metrics
         started, trace = clock.now(), Trace()
+        interrupt: Interrupt[Ending] = Interrupt()
         client = ClientAnswer(
             send,
             now=clock.now,
+            on_slow=partial(interrupt.strike, "slow"),
             write_timeout_s=self._serving.config.idle_timeout_s,
             push_now=scope.get("extensions", {}).get(PUSH),
             on_start=metrics.answering.inc,
@@ -54,9 +56,7 @@ class GenerationEndpoint:
         metrics.in_flight.inc()
         try:
             with self._lifecycle.request():
-                interrupt: Interrupt[Ending] = Interrupt()
                 with interrupt:
-                    client.hurry(partial(interrupt.strike, "slow"))
                     outcome = await self._handle(scope, receive, client, trace, interrupt)
                 if interrupt.reason is not None:
                     outcome = await self._cut_short(interrupt.reason, client, trace)
