@@ -64,8 +64,8 @@ class Clients:
         self._port = port
         self._idle: list[Connection] = []
 
-    async def ask(self, body: bytes) -> bool:
-        """Whether ``body`` was answered with 200 within ``REQUEST_S``."""
+    async def ask(self, body: bytes) -> int:
+        """The status with which ``body`` was answered; 0 when it was not within ``REQUEST_S``."""
         request = _HEAD % (CHAT, len(body)) + body
         try:
             async with asyncio.timeout(REQUEST_S):
@@ -76,9 +76,9 @@ class Clients:
                     connection.close()
                     raise
         except (TimeoutError, OSError):
-            return False
+            return 0
         self._idle.append(connection)
-        return status == 200
+        return status
 
     def close(self) -> None:
         """Let go of all that nobody uses."""

@@ -67,6 +67,8 @@ def main(arguments: Sequence[str]) -> int:
         if given.live:
             scale = given.scale or LIVE_SCALES.get(workload, LIVE_SCALE)
             rows.append(compare_live(workload, scale, given.speed))
+            slowed = max(one.slowed for one in rows[-1].outcomes.values())
+            step(f"this machine let the clock run {slowed:.2f} times as slowly as it was to")
         else:
             rows.append(compare(workload, given.scale or 1.0))
     for line in map(json.dumps, documents(rows)) if given.json else table(rows):

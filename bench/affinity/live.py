@@ -12,6 +12,7 @@ import asyncio
 import random
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,16 +24,17 @@ from bench.affinity.clients import Clients
 from bench.affinity.lanes import Lane, Subject, body_of, lanes
 from bench.affinity.simulation import Outcome, outcome_of
 from bench.affinity.workloads import Request
+from bench.progress import step
 
 APART_S: Final = 0.37
 """Between the beginnings of two lanes, so that they do not all have their bursts at once."""
 
 
 class Sent(NamedTuple):
-    """How a request went: seconds by the wall until its answer, and whether that was a good one."""
+    """How a request went: seconds by the wall until its answer, and the status of that."""
 
     took_s: float
-    good: bool
+    status: int
 
 
 class Fed(NamedTuple):
@@ -87,16 +89,19 @@ async def _feed(lane: Lane, requests: Sequence[Request], speed: float, wait_s: f
 
 async def _ask(router: Clients, body: bytes) -> Sent:
     began = time.monotonic()
-    good = await router.ask(body)
-    return Sent(time.monotonic() - began, good)
+    status = await router.ask(body)
+    return Sent(time.monotonic() - began, status)
 
 
 def _outcome(lane: Lane, fed: Fed, speed: float) -> Outcome:
     counts, walls = lane.counts(), sorted(one.took_s * speed for one in fed.sent)
+    wrong = Counter(one.status for one in fed.sent if one.status != 200)
+    if wrong:
+        step(f"{len(lane.ports)} of {lane.subject.name}: answers by status, besides 200: {dict(wrong)}")
     return outcome_of(
         [(one["served"], one["found"], one["asked"]) for one in counts],
         [took for one in counts for took in one["took_s"]],
-        failed=sum(not one.good for one in fed.sent),
+        failed=wrong.total(),
         wall_p99_s=walls[int(len(walls) * 0.99)],
         slowed=fed.slowed,
     )
