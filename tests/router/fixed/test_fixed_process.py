@@ -115,7 +115,7 @@ async def test_it_speaks_each_protocol_with_engines_it_was_told(tmp_path: Path, 
             engine.release.set()
 
 
-@pytest.mark.parametrize("spelling", COMMANDS)
+@pytest.mark.parametrize("spelling", ["Rust", pytest.param("cann", marks=pytest.mark.cluster)])
 async def test_each_serves_without_a_store_and_drains(tmp_path: Path, spelling: str) -> None:
     mark = tmp_path / "mark"
     async with (
