@@ -1,6 +1,6 @@
 """A fleet of fake engines on real sockets, in one process: prefills that model a KV cache, and one decode.
 
-``python -m bench.affinity.engines SPEED PREFILLS`` prints the ports of all, the decode's last. A prefill answers when what it does not
+``python -m bench.affinity.engines SPEED PREFILLS PORT`` prints the ports of all, from ``PORT`` on, the decode's last. A prefill answers when what it does not
 find in its cache is computed, after what came before it; queue, cache and costs are the simulation's. Their clock is the
 workload's: a request says when it was sent, so that what the machine does besides costs no time there. For how long it
 takes by that clock, it waits for its answer, ``SPEED`` times as fast. A room that both legs name, whose decode answers
@@ -266,11 +266,19 @@ def _text(messages: Sequence[Message]) -> bytes:
     return "".join(f"{one.role}\n{one.content}" for one in messages).encode()
 
 
-def listeners(count: int) -> list[socket.socket]:
-    """Bound to free ports of the loopback."""
-    made = [socket.socket() for _ in range(count)]
-    for one in made:
-        one.bind(("127.0.0.1", 0))
+def listeners(count: int, first: int = 0) -> list[socket.socket]:
+    """Bound to the first free ports of the loopback from ``first`` on; to any with 0."""
+    made: list[socket.socket] = []
+    while len(made) < count:
+        one = socket.socket()
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            one.bind(("127.0.0.1", first))
+        except OSError:
+            one.close()
+        else:
+            made.append(one)
+        first += bool(first)
     return made
 
 
@@ -289,9 +297,10 @@ async def serve(speed: float, bound: Sequence[socket.socket]) -> None:
 
 def main() -> None:
     """Until the process is ended."""
-    bound = listeners(int(sys.argv[2]) + 1)
+    speed, prefills, first = sys.argv[1:]
+    bound = listeners(int(prefills) + 1, int(first))
     print(json.dumps([one.getsockname()[1] for one in bound]), flush=True)
-    uvloop.run(serve(float(sys.argv[1]), bound))
+    uvloop.run(serve(float(speed), bound))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,9 @@ from bench.router.targets import BOOTSTRAP_PORT, PEERS
 
 CORES: Final = (ROUTER_CORE, LOAD_CORE)
 START_S: Final = 180.0
+FIRST_PORT: Final = (
+    21_000  # of engines: our router names instances by their address, and draws lots for names
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,49 +98,53 @@ class Lane:
 
     subject: Subject
     ports: Sequence[int]
-    engines: str
+    engines: Engines
 
     @property
     def name(self) -> tuple[str, int]:
         """The kind of router and how many there are."""
         return self.subject.name, len(self.ports)
 
-    def begin(self) -> None:
-        """Empty caches, and nothing counted."""
-        fetch(self.engines + BEGIN.decode())
-
     def counts(self) -> list[Counts]:
         """What each prefill did since it began."""
-        counts: list[Counts] = fetch(self.engines + COUNTS.decode())
+        counts: list[Counts] = fetch(self.engines.decode + COUNTS.decode())
         return counts
 
 
 @contextmanager
-def lanes(which: Sequence[tuple[Subject, int]], speed: float, scratch: Path) -> Iterator[list[Lane]]:
-    """All of ``which`` started and ready. Engines have a core, which they share with every other router."""
+def fleets(count: int, speed: float, scratch: Path) -> Iterator[list[Engines]]:
+    """So many of them, ready. Where they are is the same in every run, unless somebody else is there."""
     with ExitStack() as stack:
-        fleets = [
-            stack.enter_context(_Engines(speed, scratch / f"engines-{number}.log"))
-            for number in range(len(which))
-        ]
-        for fleet in fleets:
-            fleet.wait_ready(fleet.is_ready)
+        made = [stack.enter_context(Engines(speed, FIRST_PORT + 20 * n, scratch)) for n in range(count)]
+        for one in made:
+            one.wait_ready(one.is_ready)
+        yield made
+
+
+@contextmanager
+def lanes(
+    subjects: Sequence[Subject], engines: Sequence[Engines], count: int, scratch: Path
+) -> Iterator[list[Lane]]:
+    """``count`` routers of each of ``subjects``, ready. Engines have a core, which they share with every other router."""
+    with ExitStack() as stack:
+        for fleet in engines:
+            fleet.begin()  # first requests are sent at 0 of the clock again
         routers = [
             [stack.enter_context(_Router(subject, fleet, CORES[n % 2], scratch)) for n in range(count)]
-            for (subject, count), fleet in zip(which, fleets, strict=True)
+            for subject, fleet in zip(subjects, engines, strict=True)
         ]
         for router in (one for some in routers for one in some):
             router.wait_ready(router.is_ready, START_S)
         yield [
-            Lane(subject=subject, ports=[one.port for one in some], engines=fleet.decode)
-            for (subject, _), fleet, some in zip(which, fleets, routers, strict=True)
+            Lane(subject=subject, ports=[one.port for one in some], engines=fleet)
+            for subject, fleet, some in zip(subjects, engines, routers, strict=True)
         ]
 
 
 def quiet_port() -> int:
     """A free port that the kernel gives to nobody by itself: all that connect here use up the others."""
     while True:
-        port = random.randrange(15_000, 32_000)
+        port = random.randrange(22_000, 32_000)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
@@ -149,12 +156,12 @@ def body_of(messages: bytes, at: float = 0.0) -> bytes:
     return b'{%s, "messages": %s}' % (named, messages)
 
 
-class _Engines(Running):
+class Engines(Running):
     """A fleet; where it is, is known once it is ready."""
 
-    def __init__(self, speed: float, log: Path) -> None:
-        command = [sys.executable, "-m", "bench.affinity.engines", str(speed), str(INSTANCES)]
-        super().__init__(command, LOAD_CORE, log)
+    def __init__(self, speed: float, port: int, scratch: Path) -> None:
+        command = [sys.executable, "-m", "bench.affinity.engines", str(speed), str(INSTANCES), str(port)]
+        super().__init__(command, LOAD_CORE, scratch / f"engines-{port}.log")
         self.prefills: list[str] = []
         self.decode = ""
 
@@ -165,9 +172,13 @@ class _Engines(Running):
             *self.prefills, self.decode = (f"http://127.0.0.1:{port}" for port in json.loads(said))
         return bool(self.decode) and answers(f"{self.decode}/health")
 
+    def begin(self) -> None:
+        """Empty caches, idle, and nothing counted."""
+        fetch(self.decode + BEGIN.decode())
+
 
 class _Router(Running):
-    def __init__(self, subject: Subject, engines: _Engines, core: int, scratch: Path) -> None:
+    def __init__(self, subject: Subject, engines: Engines, core: int, scratch: Path) -> None:
         self.port = quiet_port()
         command = subject.command(self.port, engines.prefills, engines.decode)
         super().__init__(command, core, scratch / f"router-{self.port}.log")

@@ -1,7 +1,7 @@
 """The same traffic through real router processes: ours beside the Rust routers' ``cache_aware``.
 
-All kinds of routers, one and four of each, run at the same time, each before engines of its own, so that whatever else
-the machine does meets all alike. Requests arrive as the workload says, each at a random one of the routers. Instants and
+All kinds of routers run at the same time, each before engines of its own, so that whatever else the machine does meets
+all alike; first one of each, then four. Requests arrive as the workload says, each at a random one of the routers. Instants and
 durations are the workload's, whose clock runs ``speed`` times as fast as the machine's. Times to first tokens are what the
 engines' queues and caches make of them; those by the wall, the routers' own time included, stand beside them.
 """
@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import uvloop
 
 from bench.affinity.clients import Clients
-from bench.affinity.lanes import Lane, Subject, body_of, lanes
+from bench.affinity.lanes import Lane, Subject, body_of, fleets, lanes
 from bench.affinity.simulation import Outcome, outcome_of
 from bench.affinity.workloads import Request
 from bench.progress import step
@@ -45,17 +45,24 @@ class Fed(NamedTuple):
 
 
 def replay(
-    which: Sequence[tuple[Subject, int]], requests: Sequence[Request], speed: float
+    subjects: Sequence[Subject], counts: Sequence[int], requests: Sequence[Request], speed: float
 ) -> dict[tuple[str, int], Outcome]:
-    """The outcome of ``requests`` by kind and number of routers."""
-    with tempfile.TemporaryDirectory() as scratch, lanes(which, speed, Path(scratch)) as running:
-        fed = uvloop.run(_feed_all(running, requests, speed))
-        return {lane.name: _outcome(lane, one, speed) for lane, one in zip(running, fed, strict=True)}
+    """The outcome of ``requests`` by kind and number of routers; the engines of a kind are the same ones each time."""
+    outcomes: dict[tuple[str, int], Outcome] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        scratch = Path(directory)
+        with fleets(len(subjects), speed, scratch) as engines:
+            for count in counts:
+                with lanes(subjects, engines, count, scratch) as running:
+                    fed = uvloop.run(_feed_all(running, requests, speed))
+                    for lane, one in zip(running, fed, strict=True):
+                        outcomes[lane.name] = _outcome(lane, one, speed)
+    return outcomes
 
 
 async def _feed_all(running: Sequence[Lane], requests: Sequence[Request], speed: float) -> list[Fed]:
     for lane in running:
-        lane.begin()
+        lane.engines.begin()
     async with asyncio.TaskGroup() as group:
         fed = [
             group.create_task(_feed(lane, requests, speed, number * APART_S))

@@ -103,7 +103,7 @@ async def test_a_prefill_takes_as_long_as_what_it_does_not_find_and_its_decode_w
 def test_routers_of_ours_find_as_much_in_real_time_as_in_the_simulation() -> None:
     (ours,) = (subject for subject in SUBJECTS if subject.name == OURS)
     requests = tenants(5, 400, many=60)
-    live = replay([(ours, 1), (ours, 4)], requests, SPEED)
+    live = replay([ours], (1, 4), requests, SPEED)
     for (_, routers), outcome in live.items():
         assert outcome.failed == 0
         expected = simulate(requests, routers, Affinity).hit_rate
