@@ -116,10 +116,11 @@ class Leg:
         """Its instance is known not to answer."""
         self._fail("frozen", "the engine stopped answering")
 
-    def heard(self, now: float) -> None:
-        """Something came ``now`` that the owner has dealt with by itself."""
+    def heard(self, now: float, until: float) -> None:
+        """Something came ``now`` that the owner has dealt with by itself; the same budget goes on ``until`` then."""
         if self._watched is not None:
             self._watched.heard_at = now
+        self._timer.set(until)
 
     def take(self) -> bytes:
         """The next part of a body that streams, as far as it has come; raises the failure that it is."""

@@ -19,7 +19,7 @@ from pdcore.router.budget import Budget, Deadline
 from pdcore.router.exchange import LegFailure, failure_in_body
 from pdcore.router.finite import with_nulls
 from pdcore.router.leg import Leg
-from pdcore.router.relay import DONE, EventCutter, EventKind, EventTooLarge, StreamReader, is_one_event
+from pdcore.router.relay import DONE, EventCutter, EventKind, EventTooLarge, StreamReader, goes_on
 
 DRAIN_S: Final = 0.5  # how long the end of a stream may trail behind its last event
 DRAIN_PARTS: Final = 16
@@ -80,19 +80,20 @@ class StreamRelay:
     def came(self) -> None:
         """There is more: pass on at once what can be, and let the task look at the rest."""
         if not self._flows or not self._flow():
-            self._flows = False  # before the task runs more may come, which has to wait where the engine is held back
+            self._flows = (
+                False  # before the task runs more may come, which has to wait where the engine is held back
+            )
             self._bell.ring()
 
     def _take_frame(self, frame: bytes, event: bytes) -> bool:
         """Pass on a frame as it is if it holds one event of a stream that flows."""
-        if not self._flows or self._waiting or self._cutter.pending or not is_one_event(event):
+        if not self._flows or self._waiting or self._cutter.pending or not goes_on(event):
             return False
-        if self._reader.read(event) != "data" or not self._client.push_now(event, frame):
+        if not self._client.push_now(event, frame):
             return False
         now = self._clock.now()
         self._client.pace.events(1, now)
-        self._leg.heard(now)
-        self._leg.wait_until(self._budget.silence(now))
+        self._leg.heard(now, now + self._budget.idle_s)
         return True
 
     def _flow(self) -> bool:
