@@ -1,10 +1,10 @@
 """A fleet of fake engines on real sockets, in one process: prefills that model a KV cache, and one decode.
 
-``python -m bench.affinity.engines SPEED PREFILLS PORT`` prints the ports of all, from ``PORT`` on, the decode's last. A prefill answers when what it does not
-find in its cache is computed, after what came before it; queue, cache and costs are the simulation's. Their clock is the
-workload's: a request says when it was sent, so that what the machine does besides costs no time there. For how long it
-takes by that clock, it waits for its answer, ``SPEED`` times as fast. A room that both legs name, whose decode answers
-once the prefill is done, is understood, and so are two hops with ``kv_transfer_params``.
+``python -m bench.affinity.engines SPEED PREFILLS PORT`` prints the ports of all, from ``PORT`` on, the decode's last. A
+prefill answers when what it does not find in its cache is computed, after what came before it; queue, cache and costs are
+the simulation's. Their clock is the workload's: a request says when it was sent, so that what the machine does besides
+costs no time there. For how long it takes by that clock, it waits for its answer, ``SPEED`` times as fast. A decode
+answers once the prefill of its room is done. A prefill without a room answers as any engine.
 """
 
 from __future__ import annotations
@@ -12,76 +12,43 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import struct
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from hashlib import blake2b
 from typing import Final, Protocol, cast
 
 import httptools
 import msgspec
 import uvloop
 
+from bench.affinity.chats import DECODER, Chat, blocks, tokenized
 from bench.affinity.simulation import Cache
-from bench.affinity.workloads import BLOCK_TOKENS, CHARACTERS_PER_TOKEN
 
 MODEL: Final = "tiny"
 CHAT: Final = b"/v1/chat/completions"
 TOKENIZE: Final = b"/tokenize"
 COUNTS: Final = b"/fleet/counts"
 BEGIN: Final = b"/fleet/begin"
-_BLOCK_BYTES: Final = BLOCK_TOKENS * CHARACTERS_PER_TOKEN
 _CHOICE: Final = {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}
 _COMPLETION: Final = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": MODEL}
 _USAGE: Final = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
 _ANSWER: Final = {**_COMPLETION, "choices": [_CHOICE], "usage": _USAGE}
-_TRANSFER: Final = {
-    "do_remote_prefill": True,
-    "do_remote_decode": False,
-    "remote_block_ids": [1],
-    "remote_engine_id": "engine-1",
-    "remote_request_id": "cmpl-1",
-    "remote_host": "127.0.0.1",
-    "remote_port": 5600,
-    "tp_size": 1,
-}
 _ABOUT: Final = {"model_path": MODEL, "served_model_name": MODEL, "tokenizer_path": MODEL, "dp_size": 1}
-DECODED: Final = json.dumps(_ANSWER).encode()
-PREFILLED: Final = json.dumps({**_ANSWER, "kv_transfer_params": _TRANSFER}).encode()
+COMPLETION: Final = json.dumps(_ANSWER).encode()
+_ASKED: Final = (
+    *(b"/health", b"/health_generate", b"/model_info", b"/get_model_info"),
+    *(b"/server_info", b"/get_server_info"),
+)
 PAGES: Final = {
+    **dict.fromkeys(_ASKED, json.dumps(_ABOUT).encode()),
     b"/v1/models": json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model"}]}).encode(),
     b"/get_load": b'[{"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}]',
     b"/v1/loads": b'{"timestamp": "", "dp_rank_count": 1, "loads": []}',
-    **{
-        path: json.dumps(_ABOUT).encode()
-        for path in (b"/health", b"/health_generate", b"/server_info", b"/get_server_info", b"/model_info")
-    },
-    b"/get_model_info": json.dumps(_ABOUT).encode(),
 }
 """What routers ask an engine about itself."""
 
 Answer = Callable[[bytes], None]
-
-
-class Message(msgspec.Struct):
-    """One message of a chat."""
-
-    role: str
-    content: str
-
-
-class Chat(msgspec.Struct):
-    """What an engine reads of a request. ``seed`` says when it was sent, in microseconds of the workload's clock: every
-    router passes that on."""
-
-    messages: list[Message]
-    seed: int = 0
-    bootstrap_room: int | None = None
-
-
-_CHAT: Final = msgspec.json.Decoder(Chat)
 
 
 class Engine(Protocol):
@@ -103,13 +70,13 @@ class Rooms:
         if waiting is None:
             self._done.add(room)
         else:
-            waiting(DECODED)
+            waiting(COMPLETION)
 
     def join(self, room: int, answer: Answer) -> None:
         """Decode answers as soon as prefill is done."""
         if room in self._done:
             self._done.remove(room)
-            answer(DECODED)
+            answer(COMPLETION)
         else:
             self._waiting[room] = answer
 
@@ -137,7 +104,7 @@ class Prefill:
     def _end(self, room: int | None, answer: Answer) -> None:
         if room is not None:
             self._rooms.hand_over(room)
-        answer(PREFILLED)
+        answer(COMPLETION)
 
 
 class Decode:
@@ -148,7 +115,7 @@ class Decode:
 
     def take(self, chat: Chat, answer: Answer) -> None:
         if chat.bootstrap_room is None:
-            answer(DECODED)
+            answer(COMPLETION)
         else:
             self._rooms.join(chat.bootstrap_room, answer)
 
@@ -227,10 +194,10 @@ class Connection(asyncio.Protocol):
         body = b"".join(self._body)
         self._path, self._body = b"", []
         if path == CHAT:
-            self._engine.take(_CHAT.decode(body), self._answer)
+            self._engine.take(DECODER.decode(body), self._answer)
             return
         if path == TOKENIZE:
-            self._answer(tokenized(_CHAT.decode(body).messages))
+            self._answer(tokenized(DECODER.decode(body).messages))
             return
         page = self._fleet.page(path)
         self._answer(b"{}" if page is None else page, b"200 OK" if page is not None else b"404 Not Found")
@@ -239,31 +206,6 @@ class Connection(asyncio.Protocol):
         head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
         if not self._transport.is_closing():
             self._transport.write(head % (status, len(body)) + body)
-
-
-def blocks(messages: Sequence[Message]) -> list[int]:
-    """The chain of full KV blocks of ``messages``, as their text tells it."""
-    text = _text(messages)
-    chain, last = [], b""
-    for start in range(0, len(text) - _BLOCK_BYTES + 1, _BLOCK_BYTES):
-        last = blake2b(text[start : start + _BLOCK_BYTES], digest_size=8, key=last).digest()
-        chain.append(int.from_bytes(last, "big"))
-    return chain
-
-
-def tokenized(messages: Sequence[Message]) -> bytes:
-    """The answer to who asks for the tokens of ``messages``: four characters each, as vLLM's ``/tokenize`` says it.
-
-    vllm-router asks every worker for every request, twice, and matches the tokens it is told.
-    """
-    text = _text(messages)
-    text += b" " * (-len(text) % CHARACTERS_PER_TOKEN)
-    tokens = struct.unpack(f">{len(text) // 2}H", text)[::2]
-    return msgspec.json.encode({"count": len(tokens), "max_model_len": 131_072, "tokens": tokens})
-
-
-def _text(messages: Sequence[Message]) -> bytes:
-    return "".join(f"{one.role}\n{one.content}" for one in messages).encode()
 
 
 def listeners(count: int, first: int = 0) -> list[socket.socket]:
