@@ -20,6 +20,7 @@ from bench.router.targets import BOOTSTRAP_PORT, PEERS
 
 CORES: Final = (ROUTER_CORE, LOAD_CORE)
 START_S: Final = 180.0
+ANSWER_S: Final = 60.0  # engines may be behind with what routers asked of them
 FIRST_PORT: Final = (
     21_000  # of engines: our router names instances by their address, and draws lots for names
 )
@@ -107,7 +108,7 @@ class Lane:
 
     def counts(self) -> list[Counts]:
         """What each prefill did since it began."""
-        counts: list[Counts] = fetch(self.engines.decode + COUNTS.decode())
+        counts: list[Counts] = fetch(self.engines.decode + COUNTS.decode(), ANSWER_S)
         return counts
 
 
@@ -174,7 +175,7 @@ class Engines(Running):
 
     def begin(self) -> None:
         """Empty caches, idle, and nothing counted."""
-        fetch(self.decode + BEGIN.decode())
+        fetch(self.decode + BEGIN.decode(), ANSWER_S)
 
 
 class _Router(Running):

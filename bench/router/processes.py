@@ -180,7 +180,7 @@ def answers(url: str, body: bytes | None = None) -> bool:
         return False
 
 
-def fetch(url: str) -> Any:
+def fetch(url: str, within_s: float = 5.0) -> Any:
     """The JSON document at ``url``."""
-    with urllib.request.urlopen(url, timeout=5) as answer:
+    with urllib.request.urlopen(url, timeout=within_s) as answer:
         return json.loads(answer.read())
