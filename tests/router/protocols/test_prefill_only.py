@@ -14,6 +14,7 @@ from pdcore.errors import ApiError
 from pdcore.router.api import parse
 from pdcore.router.protocols.prefill_only import check_one_hand_off, one_token
 from tests.router.conformance.strict import contradictions
+from tests.support.odd_text import ODD
 
 pytestmark = pytest.mark.unit
 
@@ -62,7 +63,7 @@ def test_the_cross_product_of_what_clients_set_never_contradicts_itself(endpoint
 UNKNOWN = st.dictionaries(
     st.text("abcdefgh_", min_size=1, max_size=8).map(lambda name: f"x_{name}"),
     st.recursive(
-        st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(ODD),
         st.lists,
         max_leaves=4,
     ),
