@@ -80,9 +80,8 @@ class StreamRelay:
     def came(self) -> None:
         """There is more: pass on at once what can be, and let the task look at the rest."""
         if not self._flows or not self._flow():
-            self._flows = (
-                False  # before the task runs more may come, which has to wait where the engine is held back
-            )
+            # Before the task runs more may come, which has to wait where the engine is held back.
+            self._flows = False
             self._bell.ring()
 
     def _take_frame(self, frame: bytes, event: bytes) -> bool:
