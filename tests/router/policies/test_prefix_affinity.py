@@ -59,8 +59,9 @@ def test_when_one_leaves_only_its_own_conversations_move_and_they_come_back_with
     moved = [old for old, new in zip(before, without, strict=True) if old != new]
     assert set(moved) == {"prefill-003"}
     assert len(moved) <= 0.15 * len(before)
-    elsewhere = {"incarnation": "i2", "url": "http://127.0.0.2:9"}
-    restarted = [replace(one, record=one.record._replace(**elsewhere)) for one in EIGHT]
+    restarted = [
+        replace(one, record=one.record._replace(incarnation="i2", url="http://127.0.0.2:9")) for one in EIGHT
+    ]
     assert homes(restarted) == before[:FEW]
 
 
