@@ -17,7 +17,7 @@ from pdcore.registry.beats import Beats
 from pdcore.registry.channel import Channel
 from pdcore.registry.lease import LONGEST_RETRY_S, HeldLease, retry_after_s
 from pdcore.registry.memory import MemoryStore
-from pdcore.registry.probe import answering_incarnation, parse_answer
+from pdcore.registry.probe import Health, answering_incarnation, parse_answer
 from pdcore.registry.processes import Processes
 from pdcore.registry.registrar import call_timeout_s
 from pdcore.registry.registrar_messages import (
