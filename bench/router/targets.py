@@ -18,7 +18,11 @@ HERE: Final = Path(__file__).resolve().parent
 BOOTSTRAP_PORT: Final = 8998
 PYTHON: Final = os.environ.get("ROUTER_PYTHON", sys.executable)
 """Runs our routers, with the packages of this process: the same minor version, built in another way say."""
-_PACKAGES: Final = {"PYTHONPATH": os.pathsep.join(filter(None, (str(HERE.parents[1]), *sys.path)))}
+_PACKAGES: Final = {
+    "PYTHONPATH": os.pathsep.join(
+        (str(HERE.parents[1]), *(one for one in sys.path if "site-packages" in one))
+    )
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -225,7 +225,8 @@ class AttemptRun:
             self._seen.good(leg)
         elif effect != "wait" and self._verdict is None:
             self._verdict = Verdict(effect, failure, self._held if leg == "decode" else None)
-            self._settled.strike(True)  # which the request's own task need not be told
+            if event != "complete":  # which the request's own task says
+                self._settled.strike(True)
 
     # What the request's task does
 

@@ -52,19 +52,8 @@ class Leg:
     """
 
     __slots__ = (
-        *(
-            "_bad",
-            "_budget",
-            "_deadline",
-            "_ground",
-            "_hold",
-            "_owner",
-            "_parts",
-            "_size",
-            "_timer",
-            "_watched",
-        ),
-        *("call", "headed", "on_end", "over", "plan", "streams"),
+        *("_bad", "_budget", "_deadline", "_ground", "_hold", "_key", "_owner", "_parts", "_size", "_timer"),
+        *("_watched", "call", "headed", "on_end", "over", "plan", "streams"),
     )
 
     def __init__(self, plan: LegPlan, ground: Ground, budget: Budget, hold: Hold, owner: Owner) -> None:
@@ -75,6 +64,7 @@ class Leg:
         self._owner = owner
         self._timer = LazyTimer(self._late, ground.clock.now)
         self._deadline: Deadline | None = None
+        self._key = key_of(plan.instance)
         self._watched: Watched | None = None
         self._bad: Failure | None = None
         self._parts: list[bytes] = []
@@ -89,7 +79,7 @@ class Leg:
         """Send the request."""
         ground, now = self._ground, self._ground.clock.now()
         ground.metrics.leg_began(self.plan.leg)
-        self._watched = ground.vigil.begin(key_of(self.plan.instance), self, now)
+        self._watched = ground.vigil.begin(self._key, self, now)
         self.wait_until(self._budget.head(now))
         self.call = ground.upstream.post(self.plan.post, self._look)
 
@@ -101,7 +91,7 @@ class Leg:
         self._timer.cancel()
         if self.call is not None:
             self.call.close()
-            self._ground.vigil.end(key_of(self.plan.instance), self)
+            self._ground.vigil.end(self._key, self)
             self._ground.metrics.leg_ended(self.plan.leg, outcome)
         self._hold.release()
         if self.on_end is not None:

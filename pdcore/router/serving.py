@@ -160,7 +160,8 @@ def _want(serving: Serving, request: ClientRequest) -> Want:
             raise ApiError("invalid_request", f"bootstrap_host/bootstrap_port {why}", param="bootstrap_host")
         pinned = instance.instance_id
     model = _model(serving, request.model)
-    _check_dp_rank(serving, model, pinned, request.prefill_dp_rank)
+    if request.prefill_dp_rank is not None:
+        _check_dp_rank(serving, model, pinned, request.prefill_dp_rank)
     return Want(
         model=model,
         pinned_prefill=pinned,
@@ -184,9 +185,7 @@ def _model(serving: Serving, asked: str | None) -> str:
     return meant(tuple(known), asked)
 
 
-def _check_dp_rank(serving: Serving, model: str, pinned: str | None, rank: int | None) -> None:
-    if rank is None:
-        return
+def _check_dp_rank(serving: Serving, model: str, pinned: str | None, rank: int) -> None:
     prefills = serving.fleet.topology.by_role("prefill")
     sizes = [
         one.record.dp_size

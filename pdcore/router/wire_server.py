@@ -9,7 +9,7 @@ Requests that come on one connection before the earlier ones are answered wait t
 bytes and in time, and a connection on which nothing is served is closed after uvicorn's ``timeout_keep_alive``.
 
 Mutable state: ``_current`` (the exchange being served), ``_queue`` (those that wait), ``_patience`` (when an idle
-connection ends), the parser's (``_url``, ``_headers``, ``_coming``, ``_head_bytes``), the two directions' brakes
+connection ends), the parser's (``_url``, ``_headers``, ``_expects``, ``_coming``, ``_head_bytes``), the two directions' brakes
 (``_held``, ``_full``), and ``_deaf``, once nothing more is read.
 """
 
@@ -69,6 +69,7 @@ class ServerConnection(asyncio.Protocol):
         self._patience = LazyTimer(self._close, self._loop.time)
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
+        self._expects = False
         self._head_bytes = 0
         self._held = False
         self._full: asyncio.Future[None] | None = None
@@ -136,14 +137,17 @@ class ServerConnection(asyncio.Protocol):
     # What the parser says
 
     def on_message_begin(self) -> None:
-        self._url, self._headers, self._coming = b"", [], None
+        self._url, self._headers, self._coming, self._expects = b"", [], None, False
 
     def on_url(self, part: bytes) -> None:
         self._url += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._coming is None:  # else a trailer
-            self._headers.append((name.lower(), value))
+            lowered = name.lower()
+            self._headers.append((lowered, value))
+            if lowered == b"expect":
+                self._expects = True
 
     def on_headers_complete(self) -> None:
         self._head_bytes = 0
@@ -153,7 +157,7 @@ class ServerConnection(asyncio.Protocol):
             self._scope(version),
             self._loop,
             keep_alive=version != "1.0" and self._parser.should_keep_alive(),
-            wants_continue=any(name == b"expect" for name, _ in self._headers),
+            wants_continue=self._expects,
         )
         exchange.scope["extensions"] = {DEPARTURE: exchange.on_gone, PUSH: exchange.push}
         if self._current is None:
