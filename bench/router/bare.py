@@ -24,6 +24,7 @@ from pdcore.router.rooms import fresh_room
 from pdcore.router.upstream import Post, Upstream
 from pdcore.router.wire_server import ServerConnection
 from pdcore.router.wire_upstream import WireUpstream
+from tests.support.asking import Reading, asked
 
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENCODER: Final = msgspec.json.Encoder()
@@ -43,54 +44,31 @@ class Relay:
         fields = _FIELDS.decode((await receive())["body"])
         body = _ENCODER.encode({**fields, **_joined()})
         path: str = scope["path"]
-        decode = Reading(self._upstream, Post(url=self._decode + path, headers={}, body=body))
-        prefill = Reading(self._upstream, Post(url=self._prefill + path, headers={}, body=body))
+        decode = asked(self._upstream, Post(url=self._decode + path, headers={}, body=body))
+        prefill = asked(self._upstream, Post(url=self._prefill + path, headers={}, body=body))
         try:
             with Interrupt[bool]() as left:
                 scope["extensions"][DEPARTURE](partial(left.strike, True))
                 await _pass_on(decode, send)
-                while await prefill.part():
+                while await prefill.read():
                     pass
         finally:
-            decode.call.close()
-            prefill.call.close()
-
-
-class Reading:
-    """An answer, part by part."""
-
-    def __init__(self, upstream: Upstream, post: Post) -> None:
-        self._waiter: asyncio.Future[None] | None = None
-        self.call = upstream.post(post, self._wake)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def part(self) -> bytes:
-        """The next part, b"" at the end."""
-        while True:
-            part = self.call.take()
-            if part or self.call.state == "complete":
-                return part
-            if self.call.state == "failed":
-                raise self.call.failure()
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+            for one in (decode, prefill):
+                if one.call is not None:
+                    one.call.close()
 
 
 async def _pass_on(answer: Reading, send: Send) -> None:
-    part = await answer.part()
-    call = answer.call
-    if call.headers["content-type"].startswith("text/event-stream"):
-        await send(_start(call.status, _EVENTS))
+    part = await answer.read()
+    if answer.headers["content-type"].startswith("text/event-stream"):
+        await send(_start(answer.status, _EVENTS))
         while part:
             await send({"type": "http.response.body", "body": part, "more_body": True})
-            part = await answer.part()
+            part = await answer.read()
     else:
-        while more := await answer.part():
+        while more := await answer.read():
             part += more
-        await send(_start(call.status, _JSON, (b"content-length", str(len(part)).encode())))
+        await send(_start(answer.status, _JSON, (b"content-length", str(len(part)).encode())))
     await send({"type": "http.response.body", "body": part})
 
 

@@ -87,7 +87,7 @@ class ClientAnswer:
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         """Send the head."""
-        await self._put(self._head(status, [(b"x-request-id", self.request_id.encode()), *as_raw(headers)]))
+        await self._put(self._head(status, headers))
 
     async def push(self, part: bytes) -> None:
         """Send a part of the body; more follows."""
@@ -102,9 +102,7 @@ class ClientAnswer:
 
     async def whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         """A complete response in one go."""
-        length = (b"content-length", b"%d" % len(body))
-        named = (b"x-request-id", self.request_id.encode())
-        await self._put(self._head(status, [named, *as_raw(headers), length]))
+        await self._put(self._head(status, headers, (b"content-length", b"%d" % len(body))))
         await self.finish(body)
 
     async def json(
@@ -125,10 +123,11 @@ class ClientAnswer:
         else:
             await self.json(error.body(self.request_id), status=error.status, headers=error.headers())
 
-    def _head(self, status: int, headers: list[tuple[bytes, bytes]]) -> dict[str, object]:
+    def _head(self, status: int, headers: Mapping[str, str], *own: tuple[bytes, bytes]) -> dict[str, object]:
         self.status = status
         self._on_start()
-        return {"type": "http.response.start", "status": status, "headers": headers}
+        named = [(b"x-request-id", self.request_id.encode()), *as_raw(headers), *own]
+        return {"type": "http.response.start", "status": status, "headers": named}
 
     async def _put(self, message: dict[str, object]) -> None:
         self.patience.set(self._now() + self._write_timeout_s)

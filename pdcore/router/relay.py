@@ -93,15 +93,8 @@ class StreamReader:
 
     def read(self, event: bytes) -> EventKind:
         """What ``event`` is; remembers which answers have finished."""
-        if event.startswith(b"data: ") and event.endswith(b"\n\n"):
-            try:
-                said = _CHUNK.decode(event[6:-2])  # is no JSON where there are more lines than one
-            except UNREADABLE:
-                return self._read_line_by_line(event)
-            return "data" if said.goes_on else self._judge(said)
-        return self._read_line_by_line(event)
-
-    def _read_line_by_line(self, event: bytes) -> EventKind:
+        if goes_on(event):
+            return "data"
         data = event_data(event)
         if data is None:
             return "comment"
@@ -113,7 +106,7 @@ class StreamReader:
             return self._unfamiliar(data)
         except UNREADABLE:
             return "garbage"
-        return "data" if said.goes_on else self._judge(said)
+        return self._judge(said)
 
     def _judge(self, said: Said) -> EventKind:
         ended = said.endings()

@@ -57,8 +57,8 @@ class Asked(Reading):
     """A request on a :class:`Line`, read like any other."""
 
     def __init__(self) -> None:
-        super().__init__(asyncio.Event())
-        self.reply = Reply(self.changed.set)
+        super().__init__()
+        self.reply = Reply(self.bell.ring)
         self.call = _Unclosed(self.reply)
 
 

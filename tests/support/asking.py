@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
+from pdcore.router.bell import Bell
 from pdcore.router.upstream import Call, Post, Upstream
 
 
 class Reading:
-    """What has come of an answer whose head is there. ``changed`` is to be set whenever more has come."""
+    """What has come of an answer. ``bell`` is to be rung whenever more has come."""
 
-    def __init__(self, changed: asyncio.Event) -> None:
-        self.changed = changed
+    def __init__(self) -> None:
+        self.bell = Bell()
         self.call: Call | None = None
 
     @property
@@ -32,7 +32,7 @@ class Reading:
         while not self.call.status:
             if self.call.state == "failed":
                 raise self.call.failure()
-            await self._change()
+            await self.bell.wait()
 
     async def read(self) -> bytes:
         """The next part, b"" at the end; raises what went wrong."""
@@ -43,21 +43,23 @@ class Reading:
                 return part
             if self.call.state == "failed":
                 raise self.call.failure()
-            await self._change()
+            await self.bell.wait()
 
-    async def _change(self) -> None:
-        await self.changed.wait()
-        self.changed.clear()
+
+def asked(upstream: Upstream, post: Post) -> Reading:
+    """Send ``post``; closing its call is the caller's."""
+    reading = Reading()
+    reading.call = upstream.post(post, reading.bell.ring)
+    return reading
 
 
 @asynccontextmanager
 async def posted(upstream: Upstream, post: Post) -> AsyncIterator[Reading]:
     """Send ``post`` and wait for the head; the call is closed in every ending."""
-    changed = asyncio.Event()
-    reading = Reading(changed)
-    reading.call = call = upstream.post(post, changed.set)
+    reading = asked(upstream, post)
+    assert reading.call is not None
     try:
         await reading.head()
         yield reading
     finally:
-        call.close()
+        reading.call.close()
