@@ -7,10 +7,10 @@ ROUNDS ?= 1
 PARALLEL ?= -n 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system mooncake demo up test check shape test-cluster soak bench bench-affinity bench-engine bench-models bench-registry bench-router
+.PHONY: help setup system mooncake demo up test check shape test-cluster soak bench bench-affinity bench-affinity-live bench-engine bench-models bench-registry bench-router
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
 
 setup: ## the virtual environment
 	@scripts/setup.sh
@@ -61,6 +61,10 @@ bench-registry: setup system ## the registry's: latency, and 1,000 instances of 
 
 bench-affinity: setup ## prefix affinity beside the trees of the Rust routers: a simulation (3 minutes)
 	@$(BIN)/python -m bench affinity $(ARGS)
+
+bench-affinity-live: setup ## the same through real router processes, beside the Rust routers' (15 minutes; installs them)
+	-@bench/router/setup.sh
+	@$(BIN)/python -m bench affinity --live $(ARGS)
 
 bench-router: setup ## beside the Rust routers: CPU per request and chunk, latency, memory (15 minutes; installs them)
 	@bench/router/setup.sh

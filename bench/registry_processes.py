@@ -65,7 +65,7 @@ def events_of(router: Router) -> dict[int, float]:
     """Revision → seconds since 1970 at which the router first told of an event of it, by its own log."""
     told: dict[int, float] = {}
     for line in router.output().splitlines():
-        if '"event": "instance ' in line:
+        if '"event":"instance ' in line:
             said = json.loads(line)
             told.setdefault(said["revision"], datetime.fromisoformat(said["timestamp"]).timestamp())
     return told

@@ -88,6 +88,7 @@ async def answering(
     """
     config = uvicorn.Config(
         app,
+        interface="asgi3",
         loop="none",
         http=protocol,
         ws="none",

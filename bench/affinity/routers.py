@@ -28,6 +28,19 @@ FLEET: Final = [
 NUMBERS: Final = {one.instance_id: number for number, one in enumerate(FLEET)}
 
 
+class Idle:
+    """The load of a router that has nothing in flight."""
+
+    def in_flight(self, instance_id: str) -> int:
+        return 0
+
+    def last_use(self, *instance_ids: str) -> int:
+        return 0
+
+
+IDLE: Final = Idle()
+
+
 class Affinity:
     """``prefix_affinity``: the product's own code."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from bench.affinity.workloads import BLOCK_TOKENS, Request
@@ -27,13 +28,20 @@ class Router(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a workload went: the share of blocks found in a cache, latencies of prefill, most requests over the mean."""
+    """How a workload went: the share of blocks found in a cache, latencies of prefill, most requests over the mean.
+
+    ``homes``: the instances that each conversation was at, where that is known. ``failed`` requests were not answered
+    well. Only real processes have a 99th percentile by the wall, and may be ``slowed`` so many times by their machine.
+    """
 
     hit_rate: float
     p50_s: float
     p99_s: float
     imbalance: float
-    homes: Mapping[int, set[int]]
+    homes: Mapping[int, set[int]] = field(default_factory=dict)
+    failed: int = 0
+    wall_p99_s: float = 0.0
+    slowed: float = 1.0
 
 
 class Cache:
@@ -81,17 +89,29 @@ def simulate(
         heapq.heappush(open_legs, (done, router, instance))
         latencies.append(done - request.at)
         homes.setdefault(request.conversation, set()).add(instance)
-    return _outcome(caches, latencies, homes)
+    counts = [(cache.served, cache.found, cache.asked) for cache in caches]
+    return outcome_of(counts, latencies, homes)
 
 
-def _outcome(caches: Sequence[Cache], latencies: Sequence[float], homes: Mapping[int, set[int]]) -> Outcome:
-    """What the caches and the latencies of all requests amount to."""
-    latencies = sorted(latencies)
-    served = [cache.served for cache in caches]
+def outcome_of(
+    counts: Sequence[Sequence[int]],
+    latencies: Sequence[float],
+    homes: Mapping[int, set[int]] | None = None,
+    *,
+    failed: int = 0,
+    wall_p99_s: float = 0.0,
+    slowed: float = 1.0,
+) -> Outcome:
+    """What happened at the instances (requests served, blocks found, blocks asked for) and to the requests."""
+    latencies = sorted(latencies) or [math.inf]
+    served, found, asked = (sum(column) for column in zip(*counts, strict=True))
     return Outcome(
-        hit_rate=sum(cache.found for cache in caches) / sum(cache.asked for cache in caches),
+        hit_rate=found / max(1, asked),
         p50_s=latencies[len(latencies) // 2],
         p99_s=latencies[int(len(latencies) * 0.99)],
-        imbalance=max(served) * len(served) / sum(served),
-        homes=homes,
+        imbalance=max(one for one, _, _ in counts) * len(counts) / max(1, served),
+        homes=homes or {},
+        failed=failed,
+        wall_p99_s=wall_p99_s,
+        slowed=slowed,
     )

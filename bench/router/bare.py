@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import signal
 import sys
 from functools import partial
@@ -21,9 +20,11 @@ from bench.router.targets import BOOTSTRAP_PORT
 from pdcore.http_server import answering, listen
 from pdcore.router.departure import DEPARTURE
 from pdcore.router.interrupt import Interrupt
-from pdcore.router.upstream import Answer, Post, Upstream
+from pdcore.router.rooms import fresh_room
+from pdcore.router.upstream import Post, Upstream
 from pdcore.router.wire_server import ServerConnection
 from pdcore.router.wire_upstream import WireUpstream
+from tests.support.asking import Reading, asked
 
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENCODER: Final = msgspec.json.Encoder()
@@ -43,22 +44,21 @@ class Relay:
         fields = _FIELDS.decode((await receive())["body"])
         body = _ENCODER.encode({**fields, **_joined()})
         path: str = scope["path"]
-        with Interrupt[bool]() as left:
-            scope["extensions"][DEPARTURE](partial(left.strike, True))
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._ask(Post(url=self._prefill + path, headers={}, body=body)))
-                async with self._upstream.post(
-                    Post(url=self._decode + path, headers={}, body=body)
-                ) as answer:
-                    await _pass_on(answer, send)
+        decode = asked(self._upstream, Post(url=self._decode + path, headers={}, body=body))
+        prefill = asked(self._upstream, Post(url=self._prefill + path, headers={}, body=body))
+        try:
+            with Interrupt[bool]() as left:
+                scope["extensions"][DEPARTURE](partial(left.strike, True))
+                await _pass_on(decode, send)
+                while await prefill.read():
+                    pass
+        finally:
+            for one in (decode, prefill):
+                if one.call is not None:
+                    one.call.close()
 
-    async def _ask(self, post: Post) -> None:
-        async with self._upstream.post(post) as answer:
-            while await answer.read():
-                pass
 
-
-async def _pass_on(answer: Answer, send: Send) -> None:
+async def _pass_on(answer: Reading, send: Send) -> None:
     part = await answer.read()
     if answer.headers["content-type"].startswith("text/event-stream"):
         await send(_start(answer.status, _EVENTS))
@@ -73,8 +73,7 @@ async def _pass_on(answer: Answer, send: Send) -> None:
 
 
 def _joined() -> dict[str, object]:
-    room = 1 + secrets.randbelow(2**63 - 1)
-    return {"bootstrap_host": "127.0.0.1", "bootstrap_port": BOOTSTRAP_PORT, "bootstrap_room": room}
+    return {"bootstrap_host": "127.0.0.1", "bootstrap_port": BOOTSTRAP_PORT, "bootstrap_room": fresh_room()}
 
 
 def _start(status: int, *headers: tuple[bytes, bytes]) -> dict[str, object]:

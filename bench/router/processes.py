@@ -84,10 +84,10 @@ class Running:
             if self.cpu_s() - before <= 0.02:
                 return
 
-    def wait_ready(self, is_ready: Callable[[], bool]) -> float:
+    def wait_ready(self, is_ready: Callable[[], bool], within_s: float = START_S) -> float:
         """The seconds it took until ``is_ready``; RuntimeError with the end of its log if it never was."""
         began = time.monotonic()
-        while time.monotonic() - began < START_S and self.process.poll() is None:
+        while time.monotonic() - began < within_s and self.process.poll() is None:
             if is_ready():
                 return time.monotonic() - began
             time.sleep(0.1)
@@ -128,17 +128,17 @@ class Engines(Running):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self.wait_ready(lambda: _answers(f"http://127.0.0.1:{self.decode}/health"))
+        self.wait_ready(lambda: answers(f"http://127.0.0.1:{self.decode}/health"))
         return self
 
     def served(self) -> Mapping[str, int]:
         """Requests and chunks so far."""
-        counts: Mapping[str, int] = _get(f"http://127.0.0.1:{self.decode}/stub/stats")
+        counts: Mapping[str, int] = fetch(f"http://127.0.0.1:{self.decode}/stub/stats")
         return counts
 
     def pace(self, interval_us: int, *, spread: bool) -> None:
         """A chunk per stream and interval, each stream with a phase of its own if ``spread``."""
-        _get(f"http://127.0.0.1:{self.decode}/stub/set?interval_us={interval_us}&spread={int(spread)}")
+        fetch(f"http://127.0.0.1:{self.decode}/stub/set?interval_us={interval_us}&spread={int(spread)}")
 
 
 class Router(Running):
@@ -158,7 +158,7 @@ class Router(Running):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self.started_s = self.wait_ready(lambda: _answers(f"http://127.0.0.1:{self.port}{CHAT}", request()))
+        self.started_s = self.wait_ready(lambda: answers(f"http://127.0.0.1:{self.port}{CHAT}", request()))
         return self
 
 
@@ -170,7 +170,8 @@ def request(prompt_bytes: int = 64) -> bytes:
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def _answers(url: str, body: bytes | None = None) -> bool:
+def answers(url: str, body: bytes | None = None) -> bool:
+    """Whether ``url`` answers 200, to a POST of JSON when there is a ``body``."""
     asked = urllib.request.Request(url, body, {"content-type": "application/json"})
     try:
         with urllib.request.urlopen(asked, timeout=3) as answer:
@@ -179,6 +180,7 @@ def _answers(url: str, body: bytes | None = None) -> bool:
         return False
 
 
-def _get(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=5) as answer:
+def fetch(url: str, within_s: float = 5.0) -> Any:
+    """The JSON document at ``url``."""
+    with urllib.request.urlopen(url, timeout=within_s) as answer:
         return json.loads(answer.read())

@@ -16,6 +16,13 @@ from typing import Final
 PEERS: Final = Path(os.environ.get("PEERS_DIR", str(Path.home() / ".cache/pdcore-peers")))
 HERE: Final = Path(__file__).resolve().parent
 BOOTSTRAP_PORT: Final = 8998
+PYTHON: Final = os.environ.get("ROUTER_PYTHON", sys.executable)
+"""Runs our routers, with the packages of this process: the same minor version, built in another way say."""
+_PACKAGES: Final = {
+    "PYTHONPATH": os.pathsep.join(
+        (str(HERE.parents[1]), *(one for one in sys.path if "site-packages" in one))
+    )
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +71,19 @@ def _ours(name: str, *arguments: str) -> Target:
     return Target(
         name=name,
         command=(
-            *(sys.executable, "-m", "pdcore.router", "--host", "127.0.0.1", "--port", "{port}"),
+            *(PYTHON, "-m", "pdcore.router", "--host", "127.0.0.1", "--port", "{port}"),
             *("--prefill", f"{{prefill}},bootstrap={BOOTSTRAP_PORT}", "--decode", "{decode}"),
             *("--protocol", "bootstrap", "--log-format", "json", *arguments),
         ),
+        environment=_PACKAGES,
     )
 
 
 def _bare(name: str, **environment: str) -> Target:
     return Target(
         name=name,
-        command=(sys.executable, "-m", "bench.router.bare", "{port}", "{prefill}", "{decode}"),
-        environment=environment,
+        command=(PYTHON, "-m", "bench.router.bare", "{port}", "{prefill}", "{decode}"),
+        environment={**_PACKAGES, **environment},
     )
 
 

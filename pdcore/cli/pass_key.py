@@ -9,9 +9,9 @@ from typing import Final
 
 import httpx
 
+from pdcore.bearer import Token
 from pdcore.config.operator import OperatorConfig
 from pdcore.errors import ConfigError
-from pdcore.router.api_keys import Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class PassKey:
             setting = "--admin-token-file / PDCORE_ADMIN_TOKEN_FILE"
             if config.admin_token_file is not None:
                 token = Token.read(config.admin_token_file.read_text(encoding="utf-8"))
-                headers["authorization"] = f"Bearer {token.secret}"
+                headers |= token.headers()
             setting = "--router-ca / PDCORE_ROUTER_CA"
             if config.router_ca is not None:
                 verify = ssl.create_default_context(cafile=config.router_ca)

@@ -108,6 +108,13 @@ ENGINE: Final = (
         secret=True,
     ),
     Setting(
+        name="engine_token_file",
+        help="File of the token that routers send (Authorization: Bearer); whoever does not is told only its health. "
+        "Nobody is asked for one unless given.",
+        parse=path,
+        metavar="FILE",
+    ),
+    Setting(
         name="advertise_ip",
         help="This machine's address for others, listened on as well; --host unless given.",
         parse=text,
@@ -277,6 +284,7 @@ class EngineConfig(ListenConfig):
     devices_per_node: int | None
     leader: str | None
     curve_secret: str | None = field(repr=False)
+    engine_token_file: Path | None
     advertise_ip: str | None
     kv_ifname: str | None
     take_over: bool

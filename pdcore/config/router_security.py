@@ -34,6 +34,12 @@ SECURITY: Final = (
         parse=path,
         metavar="FILE",
     ),
+    Setting(
+        name="engine_ca",
+        help="PEM file of the authorities that engines at https addresses are known by; the machine's own unless given.",
+        parse=path,
+        metavar="FILE",
+    ),
     Setting(name="tls_cert", help="PEM file of the certificate to serve with.", parse=path, metavar="FILE"),
     Setting(name="tls_key", help="PEM file of that certificate's key.", parse=path, metavar="FILE"),
 )
@@ -47,5 +53,6 @@ class SecurityConfig(ListenConfig):
     admin_port: int | None = None
     admin_token_file: Path | None = None
     engine_token_file: Path | None = None
+    engine_ca: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None

@@ -21,17 +21,18 @@ _LABELS: Final = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One engine. ``host`` without brackets; ``bootstrap_port`` only of a prefill engine, if one was named."""
+    """One engine. ``host`` without brackets; ``bootstrap_port`` only of a prefill engine, if one was named; ``tls``: https."""
 
     role: TargetRole
     host: str
     port: int
     bootstrap_port: int | None = None
+    tls: bool = False
 
     @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
 
     @property
     def instance_id(self) -> str:
@@ -63,7 +64,7 @@ def targets(role: TargetRole) -> Parse:
 def target(role: TargetRole, word: str) -> Target:
     """One engine; ValueError with the end of a sentence when ``word`` is none."""
     address, *options = word.split(",")
-    host, port = _host_and_port(address, word)
+    tls, host, port = _address(address, word)
     bootstrap: int | None = None
     for option in options:
         name, _, value = option.partition("=")
@@ -71,13 +72,14 @@ def target(role: TargetRole, word: str) -> Target:
             known = "bootstrap=PORT" if role == "prefill" else "nothing"
             raise ValueError(f"{word!r}: {option!r} is not known, only {known} may follow the address")
         bootstrap = _port(value)
-    return Target(role=role, host=host, port=port or PORTS[role], bootstrap_port=bootstrap)
+    return Target(role=role, host=host, port=port or PORTS[role], bootstrap_port=bootstrap, tls=tls)
 
 
-def _host_and_port(address: str, word: str) -> tuple[str, int | None]:
+def _address(address: str, word: str) -> tuple[bool, str, int | None]:
+    """Whether it is https, the host, and the port if one is named."""
     scheme, separator, _ = address.partition("://")
-    if separator and scheme != "http":
-        raise ValueError(f"{word!r} must be HOST[:PORT] or http://HOST[:PORT]")
+    if separator and scheme not in ("http", "https"):
+        raise ValueError(f"{word!r} must be HOST[:PORT] or http[s]://HOST[:PORT]")
     if not separator and address.count(":") > 1 and not address.startswith("["):
         address = f"[{address}]"
     try:
@@ -86,11 +88,11 @@ def _host_and_port(address: str, word: str) -> tuple[str, int | None]:
     except ValueError as wrong:
         raise ValueError(f"{word!r} is no address: {wrong}") from None
     if parts.path not in ("", "/") or parts.query or parts.fragment or "@" in parts.netloc or not host:
-        raise ValueError(f"{word!r} must be HOST[:PORT] or http://HOST[:PORT], and nothing more")
+        raise ValueError(f"{word!r} must be HOST[:PORT] or http[s]://HOST[:PORT], and nothing more")
     _check_host(host, word)
     if port == 0:
         raise ValueError(f"{word!r}: the port must be from 1 to 65535")
-    return host, port
+    return scheme == "https" and bool(separator), host, port
 
 
 def _check_host(host: str, word: str) -> None:

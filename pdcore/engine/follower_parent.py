@@ -22,6 +22,7 @@ from pdcore import telemetry
 from pdcore.clock import Clock, SystemClock
 from pdcore.config import EngineConfig
 from pdcore.engine.departure import has_departed, wait_until
+from pdcore.engine.door import token_file
 from pdcore.engine.ending import OK, RANK_DIED, REFUSED, SUPERSEDED, Ending
 from pdcore.engine.local_ranks import LocalRanks, Machine, how, with_memfabric_store
 from pdcore.engine.own_instance import SILENT_TTLS
@@ -161,7 +162,9 @@ class FollowerParent:
             return None
         try:
             async with httpx.AsyncClient(timeout=ASK_S, trust_env=False) as client:
-                answer = await client.get(f"http://{address}/leader")
+                token = token_file(self._config)
+                headers = {} if token is None else token.value.headers()
+                answer = await client.get(f"http://{address}/leader", headers=headers)
                 return read(answer.content) if answer.status_code == 200 else None
         except (httpx.HTTPError, MalformedWord) as error:
             log.debug("leader does not answer", address=address, reason=str(error))

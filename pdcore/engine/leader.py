@@ -21,11 +21,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from starlette.types import ASGIApp
+
 from pdcore import telemetry
 from pdcore.clock import Clock, SystemClock
 from pdcore.config import EngineConfig
 from pdcore.engine.app import create_app
 from pdcore.engine.bootstrap import bootstrap_app, rooms_of
+from pdcore.engine.door import Door
 from pdcore.engine.ending import OK, RANK_DIED, REFUSED, SUPERSEDED, TERMINATED, Ending
 from pdcore.engine.engine import Engine
 from pdcore.engine.metrics import Metrics
@@ -47,6 +50,7 @@ from pdcore.registry.registrar_messages import RegistrarSpec
 from pdcore.registry.registration import Registration
 from pdcore.topology.keys import Keyspace
 from pdcore.topology.records import Role, State
+from pdcore.watched_files import watch
 
 FIRST_STATUS_S: Final = 1.0
 STATUS_EVERY_S: Final = 5.0
@@ -116,13 +120,21 @@ class Leader:
             await stack.enter_async_context(self._instance)
             self._dispatch, self._state.word = self._instance.dispatch, self._instance.word
             self._rooms = await stack.enter_async_context(rooms_of(startup, store, self._clock))
-            await stack.enter_async_context(answering(create_app(self._engine()), startup.listener))
+            await stack.enter_async_context(answering(await self._app(stack), startup.listener))
             if startup.bootstrap is not None:
                 bootstrap = bootstrap_app(self._state, lambda: self._follower.topology, self._rooms)
                 await stack.enter_async_context(answering(bootstrap, startup.bootstrap))
             self._open = stack.pop_all()
         log.info("leader listening", url=startup.identity.url, bootstrap_port=startup.identity.bootstrap_port)
         return self
+
+    async def _app(self, stack: AsyncExitStack) -> ASGIApp:
+        """What answers HTTP, behind the token if there is one; its file is looked at as long as ``stack`` is open."""
+        app, token = create_app(self._engine()), self._startup.token
+        if token is None:
+            return app
+        await stack.enter_async_context(beside(watch((token,), self._clock)))
+        return Door(app, lambda: token.value)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -240,12 +252,12 @@ class Leader:
 
     def _watches(self) -> Iterator[Coroutine[object, object, None]]:
         instance = self._instance
-        for watch in (
+        for ending in (
             instance.watch_ranks(),
             instance.watch_parents(),
             instance.watch_departure(self._follower),
         ):
-            yield self._end_with(watch)
+            yield self._end_with(ending)
 
     async def _end_with(self, watch: Coroutine[object, object, Ending]) -> None:
         self._end(await watch)

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
 
+from pdcore.bearer import Token
 from pdcore.config import EngineConfig
 from pdcore.config.setting import name
+from pdcore.engine.door import token_file
 from pdcore.engine.model.config import ModelConfig
 from pdcore.engine.model.shard import shard_problems
 from pdcore.engine.model.text import TextCodec
@@ -25,13 +27,14 @@ from pdcore.registry import machine
 from pdcore.registry.facade.documents import MAX_PREFILL_TOKENS
 from pdcore.registry.rooms.opening import directory_name
 from pdcore.topology.records import DP_RANK_CHOICE, ROOM_DIRECTORY, Json, Role
+from pdcore.watched_files import WatchedFiles
 
 DEFAULT_PORTS: Final = {"prefill": 8001, "decode": 8100, "unified": 8200}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Startup:
-    """A leader's fixed facts and its listening sockets. ``bootstrap`` only for prefill."""
+    """A leader's fixed facts and its listening sockets. ``bootstrap`` only for prefill, ``token`` if one is asked for."""
 
     config: EngineConfig
     identity: Identity
@@ -40,6 +43,7 @@ class Startup:
     texts: TextCodec
     listener: socket.socket
     bootstrap: socket.socket | None
+    token: WatchedFiles[Token] | None
 
     @property
     def rank_ip(self) -> str:
@@ -53,6 +57,7 @@ def starting(config: EngineConfig) -> Iterator[Startup]:
     """Read the model's text side and bind the ports; leaving closes them."""
     placement = placement_of(config)
     model, texts = _model(config)
+    token = token_file(config)
     role = cast(Role, config.role)
     with ExitStack() as stack:
         port = DEFAULT_PORTS[role] if config.port is None else config.port
@@ -68,6 +73,7 @@ def starting(config: EngineConfig) -> Iterator[Startup]:
             texts=texts,
             listener=listener,
             bootstrap=bootstrap,
+            token=token,
         )
 
 

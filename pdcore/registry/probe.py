@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Mapping
+from functools import cache
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -14,17 +16,20 @@ UNNAMED: Final = "unnamed-"
 """How an incarnation begins that was made up for an engine that names none itself."""
 _HAS_NO_HEALTH: Final = frozenset({404, 405, 501})
 _MAX_ANSWER_BYTES: Final = 16 << 10
+_PORTS: Final[Mapping[str, int]] = {"http": 80, "https": 443}
 
 
 class _Body(msgspec.Struct):
     incarnation: str | None = None
+    status: object = None
 
 
 class Health(NamedTuple):
-    """What ``/health`` said: its status, and the incarnation it names if it names one."""
+    """What ``/health`` said: its status, the incarnation it names if it names one, and its word for how it is."""
 
     status: int
     incarnation: str | None
+    word: object = None
 
     @property
     def is_good(self) -> bool:
@@ -35,7 +40,7 @@ class Health(NamedTuple):
 async def answering_incarnation(url: str, timeout_s: float) -> str | None:
     """The incarnation that ``{url}/health`` reports, None when nobody answers so within ``timeout_s``.
 
-    Refused connections, silence and answers of another kind are all None. Only ``http`` URLs can be asked.
+    Refused connections, silence and answers of another kind are all None.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -45,17 +50,19 @@ async def answering_incarnation(url: str, timeout_s: float) -> str | None:
     return health.incarnation if health.status == OK else None
 
 
-async def ask_health(url: str) -> Health:
+async def ask_health(url: str, tls: ssl.SSLContext | None = None) -> Health:
     """The answer of ``{url}/health``. Raises OSError, EOFError, ValueError or LimitOverrunError when there is none.
 
-    It has no deadline of its own.
+    ``tls`` speaks to https URLs, the machine's trust if None. It has no deadline of its own.
     """
-    return parse_answer(await _get(url, "/health", {}))
+    return parse_answer(await _get(url, "/health", {}, tls))
 
 
-async def fetch(url: str, path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
+async def fetch(
+    url: str, path: str, headers: Mapping[str, str], tls: ssl.SSLContext | None = None
+) -> tuple[int, bytes]:
     """Status and body of ``{url}{path}``, a small one. Raises as :func:`ask_health` does, and has no deadline either."""
-    answer = await _get(url, path, headers)
+    answer = await _get(url, path, headers, tls)
     return parse_answer(answer).status, answer.partition(b"\r\n\r\n")[2]
 
 
@@ -66,7 +73,8 @@ def parse_answer(answer: bytes) -> Health:
     if len(status) < 2 or not status[0].startswith(b"HTTP/1.") or not status[1].isdigit():
         raise ValueError("the answer is not HTTP")
     try:
-        return Health(int(status[1]), msgspec.json.decode(body, type=_Body).incarnation)
+        said = msgspec.json.decode(body, type=_Body)
+        return Health(int(status[1]), said.incarnation, said.status)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Health(int(status[1]), None)
 
@@ -80,11 +88,14 @@ def content_length(head: bytes) -> int | None:
     return None
 
 
-async def _get(url: str, path: str, headers: Mapping[str, str]) -> bytes:
+async def _get(url: str, path: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> bytes:
     parts = urlsplit(url)
-    if parts.scheme != "http" or parts.hostname is None:
+    if parts.scheme not in _PORTS or parts.hostname is None:
         raise ValueError(f"{url} is not an http URL")
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80, limit=_MAX_ANSWER_BYTES)
+    context = None if parts.scheme == "http" else tls or _machines_trust()
+    reader, writer = await asyncio.open_connection(
+        parts.hostname, parts.port or _PORTS[parts.scheme], limit=_MAX_ANSWER_BYTES, ssl=context
+    )
     try:
         # HTTP/1.0: an answer of unknown length ends where the connection does, never chunked.
         sent = {"Host": parts.netloc, "Connection": "close", **headers}
@@ -94,6 +105,12 @@ async def _get(url: str, path: str, headers: Mapping[str, str]) -> bytes:
         return head + await _read_body(reader, content_length(head))
     finally:
         writer.transport.abort()
+
+
+@cache
+def _machines_trust() -> ssl.SSLContext:
+    """Read once: it is a file of hundreds of certificates, and probes are many."""
+    return ssl.create_default_context()
 
 
 async def _read_body(reader: asyncio.StreamReader, length: int | None) -> bytes:

@@ -10,11 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from pdcore.bearer import Token, credentials
 from pdcore.errors import ApiError
-from pdcore.router.api_keys import ApiKeys, Token
+from pdcore.router.api_keys import ApiKeys
 from pdcore.router.headers import RawHeaders
-
-_BEARER: Final = b"bearer "
 
 
 def _no_keys() -> ApiKeys | None:
@@ -39,7 +38,7 @@ class Access:
         keys = self.keys()
         if keys is None:
             return None
-        who = keys.who(_credentials(headers))
+        who = keys.who(credentials(headers))
         if who is None:
             raise ApiError("forbidden", "the API key is not known here")
         return who
@@ -48,7 +47,7 @@ class Access:
         """Raise 401 or 403 for whoever is no operator."""
         token = self.admin_token()
         if token is not None:
-            if not token.is_sent(_credentials(headers)):
+            if not token.is_sent(credentials(headers)):
                 raise ApiError("forbidden", "this is not the operators' token")
         elif not self.apart and self.keys() is not None:
             raise ApiError("forbidden", "operators' views need --admin-port or --admin-token-file here")
@@ -61,15 +60,7 @@ class Access:
     def towards_engines(self) -> dict[str, str]:
         """The headers by which engines know this router."""
         token = self.engine_token()
-        return {} if token is None else {"authorization": f"Bearer {token.secret}"}
+        return {} if token is None else token.headers()
 
 
 OPEN: Final = Access()
-
-
-def _credentials(headers: RawHeaders) -> bytes:
-    """What follows ``Authorization: Bearer``; raises 401 when there is not exactly one such header."""
-    given = [value for name, value in headers if name == b"authorization"]
-    if len(given) != 1 or given[0][: len(_BEARER)].lower() != _BEARER:
-        raise ApiError("unauthorized", "this needs one header: Authorization: Bearer KEY")
-    return given[0][len(_BEARER) :].strip()

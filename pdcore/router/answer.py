@@ -7,27 +7,38 @@ server's own write buffer (64 KiB) and one event are all that waits for a slow r
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
 
 import msgspec
 from starlette.types import Send
 
 from pdcore.errors import ApiError
 from pdcore.router.exchange import RawAnswer
-from pdcore.router.headers import as_raw
-from pdcore.router.interrupt import Alarm
+from pdcore.router.headers import as_raw, new_request_id
+from pdcore.router.lazy_timer import LazyTimer
 from pdcore.router.pace import Pace
 from pdcore.router.relay import error_event
+
+PUSH: Final = "pdcore.push"
+"""The scope's extension of a server that can take a part at once: a :data:`Push`."""
+
+Push = Callable[[bytes, bytes | None], bool]
+"""Takes a part of the body, and the chunked frame that holds it if there is one; False if it cannot now."""
 
 
 def _nothing() -> None:
     return
 
 
+def _never(part: bytes, frame: bytes | None) -> bool:
+    return False
+
+
 class ClientAnswer:
     """One response. ``started``: the head is sent; ``ended``: nothing more may follow. ``status`` once started.
 
-    ``patience`` watches over every send: whoever answers does so inside its block, which ends when the client takes
-    nothing for the whole write budget. ``pace`` says when a stream's events went out. ``on_start`` is called when the
+    ``patience`` watches over every send: it calls ``on_slow`` when the client takes nothing for the whole write budget,
+    and is to be cancelled in the end. ``pace`` says when a stream's events went out. ``on_start`` is called when the
     head goes out, ``before_end`` awaited before the last part does: what the client must find undone when it has its
     answer.
     """
@@ -35,22 +46,40 @@ class ClientAnswer:
     def __init__(
         self,
         send: Send,
-        request_id: str,
         *,
         now: Callable[[], float],
+        on_slow: Callable[[], object],
         write_timeout_s: float,
+        push_now: Push | None = None,
         on_start: Callable[[], None] = _nothing,
     ) -> None:
         self._send = send
         self._on_start = on_start
         self._now = now
         self._write_timeout_s = write_timeout_s
-        self.patience = Alarm(now)
-        self.request_id = request_id
+        self.push_now = push_now or _never
+        self.patience = LazyTimer(on_slow, now)
+        self._request_id: str | None = None
         self.status: int | None = None
         self.ended = False
         self.pace = Pace()
         self.before_end: Callable[[], Awaitable[None]] | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The request's name; one of ours where the client's was not read, or cannot be used."""
+        if self._request_id is None:
+            self._request_id = new_request_id()
+        return self._request_id
+
+    @request_id.setter
+    def request_id(self, name: str) -> None:
+        self._request_id = name
+
+    def hurry(self, on_slow: Callable[[], object]) -> None:
+        """From now on another ``on_slow`` is called."""
+        self.patience.cancel()
+        self.patience = LazyTimer(on_slow, self._now)
 
     @property
     def started(self) -> bool:
@@ -58,10 +87,7 @@ class ClientAnswer:
 
     async def start(self, status: int, headers: Mapping[str, str]) -> None:
         """Send the head."""
-        self.status = status
-        self._on_start()
-        named = {"x-request-id": self.request_id, **headers}
-        await self._put({"type": "http.response.start", "status": status, "headers": as_raw(named)})
+        await self._put(self._head(status, headers))
 
     async def push(self, part: bytes) -> None:
         """Send a part of the body; more follows."""
@@ -76,7 +102,7 @@ class ClientAnswer:
 
     async def whole(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         """A complete response in one go."""
-        await self.start(status, {**headers, "content-length": str(len(body))})
+        await self._put(self._head(status, headers, (b"content-length", b"%d" % len(body))))
         await self.finish(body)
 
     async def json(
@@ -96,6 +122,12 @@ class ClientAnswer:
             await self.whole(raw.status, raw.body, {"content-type": raw.content_type, **error.headers()})
         else:
             await self.json(error.body(self.request_id), status=error.status, headers=error.headers())
+
+    def _head(self, status: int, headers: Mapping[str, str], *own: tuple[bytes, bytes]) -> dict[str, object]:
+        self.status = status
+        self._on_start()
+        named = [(b"x-request-id", self.request_id.encode()), *as_raw(headers), *own]
+        return {"type": "http.response.start", "status": status, "headers": named}
 
     async def _put(self, message: dict[str, object]) -> None:
         self.patience.set(self._now() + self._write_timeout_s)

@@ -8,7 +8,6 @@ top-level key counts once, with its last value, so that no engine can read anoth
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
 import msgspec
@@ -23,6 +22,7 @@ from pdcore.router.prompts import (
     count_to_detokenize,
     count_to_tokenize,
 )
+from pdcore.router.usual import Usual, usual_chat, usual_prompt
 
 Endpoint = Literal["chat", "completions", "generate", "tokenize", "detokenize"]
 PATHS: Final[Mapping[Endpoint, str]] = {
@@ -43,8 +43,7 @@ _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ENCODER: Final = msgspec.json.Encoder()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientRequest:
+class ClientRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One accepted request.
 
     ``fields`` is the client's body without the placement fields, each value raw JSON. ``room_name`` is the client's
@@ -71,6 +70,21 @@ def parse(endpoint: Endpoint, body: bytes) -> ClientRequest:
     fields = _split(body)
     if len(fields) > MAX_FIELDS:
         raise ApiError("invalid_request", f"the body has {len(fields)} fields, more than {MAX_FIELDS}")
+    read = _AT_ONCE.get(endpoint)
+    usual = None if read is None else read(body, fields)
+    if usual is None:
+        return field_by_field(endpoint, fields)
+    return ClientRequest(
+        endpoint=endpoint,
+        model=usual.model,
+        stream=bool(usual.stream),
+        fields=fields,
+        items=1 if usual.n is None else usual.n,
+    )
+
+
+def field_by_field(endpoint: Endpoint, fields: Mapping[str, msgspec.Raw]) -> ClientRequest:
+    """The request that ``fields`` make, whatever is unusual about them; raises like :func:`parse`."""
     for name in fields:
         if is_internal(name):
             raise refuse(name, "is set by the router and may not be sent")
@@ -124,6 +138,11 @@ def _address(known: Mapping[str, object]) -> tuple[str, int] | None:
     return None if host is None or port is None else (host, port)
 
 
+_AT_ONCE: Final[Mapping[Endpoint, Callable[[bytes, Mapping[str, object]], Usual | None]]] = {
+    "chat": usual_chat,
+    "completions": usual_prompt,
+    "generate": usual_prompt,
+}
 _COUNTED: Final[Mapping[Endpoint, Callable[[Mapping[str, msgspec.Raw]], int]]] = {
     "chat": count_messages,
     "completions": count_completion_prompts,

@@ -1,4 +1,4 @@
-"""API keys and tokens: kept as hashes, found by hash. Pure.
+"""API keys: kept as hashes, found by hash. Pure.
 
 A key file has one key per line: the SHA-256 of the key in hex, and a name for the log. Lines beginning with ``#`` are
 for people. No message repeats what a line holds, since somebody may have written the key itself there.
@@ -6,23 +6,16 @@ for people. No message repeats what a line holds, since somebody may have writte
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Self
 
+from pdcore.bearer import hash_of
 from pdcore.config.setting import name
 
 MOST_KEYS: Final = 10_000
-SHORTEST_TOKEN: Final = 16
 _LINE: Final = re.compile(r"([0-9a-f]{64})\s+(\S+)", re.IGNORECASE)
-_TOKEN: Final = re.compile(rf"[\x21-\x7e]{{{SHORTEST_TOKEN},4096}}")
-
-
-def _hash(secret: bytes) -> bytes:
-    return hashlib.sha256(secret).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +45,7 @@ class ApiKeys:
         Takes as long for a wrong key as for a right one: what is looked up is a hash, and how far it agrees with a
         known one says nothing about the key that nobody can turn back.
         """
-        return self.names.get(_hash(sent))
+        return self.names.get(hash_of(sent))
 
 
 def _entry(number: int, line: str) -> tuple[bytes, str]:
@@ -63,22 +56,3 @@ def _entry(number: int, line: str) -> tuple[bytes, str]:
         return bytes.fromhex(found[1]), name(found[2])
     except ValueError:
         raise ValueError(f"line {number}: the name must be 1 to 128 of A-Z a-z 0-9 . - _ :") from None
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One secret that two parts of a deployment share. Never shown."""
-
-    secret: str = field(repr=False)
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """The only line of a file; raises ValueError."""
-        secret = text.strip()
-        if not _TOKEN.fullmatch(secret):
-            raise ValueError(f"must hold one line of {SHORTEST_TOKEN} or more visible ASCII characters")
-        return cls(secret)
-
-    def is_sent(self, sent: bytes) -> bool:
-        """Whether ``sent`` is it, in a time that does not depend on how much of it is right."""
-        return hmac.compare_digest(_hash(sent), _hash(self.secret.encode("ascii")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Final
@@ -18,8 +19,8 @@ from pdcore.registry.overlay.suspect import Note
 from pdcore.registry.store import LeaseId, Store
 from pdcore.router.access import OPEN, Access
 from pdcore.router.contacts import Contacts
-from pdcore.router.dispatch import Ground
 from pdcore.router.fixed.fleet import fixed_fleet
+from pdcore.router.ground import Ground
 from pdcore.router.lifecycle import Lifecycle
 from pdcore.router.load import Ledger
 from pdcore.router.metrics import RouterMetrics
@@ -49,6 +50,7 @@ _log = telemetry.logger(__name__)
 
 QUIET_S: Final = 1.0
 LOOK_EVERY_S: Final = 0.25
+COLLECT_AFTER: Final = (20_000, 20, 100)
 HANDSHAKES: Final[Mapping[str, Handshake]] = {
     "bootstrap": Bootstrap(),
     "nixl": Nixl(),
@@ -69,16 +71,19 @@ def assemble(
     lease: Callable[[], LeaseId | None],
     cached: Topology | None = None,
     access: Access = OPEN,
+    engine_tls: ssl.SSLContext | None = None,
 ) -> Serving:
     """What serves requests. Nothing is opened here; ``lease`` is the router's own, None while it has none.
 
-    ``cached`` is the view of an earlier run, to begin with while the store is away.
+    ``cached`` is the view of an earlier run, to begin with while the store is away. ``engine_tls`` is by what engines at
+    https addresses are known, the machine's trust if None.
     """
     fleet = Fleet(
         follower,
         probe_timeout_s=config.probe_timeout_s,
         frozen_after_s=config.frozen_after_s,
         cached=cached,
+        tls=engine_tls,
         clock=clock,
     )
     metrics, ledger = RouterMetrics(), Ledger()
@@ -102,7 +107,7 @@ def assemble(
         contacts=contacts,
         client_rooms=rooms,
         access=access,
-        fixed=fixed_fleet(config, store, fleet, clock, access.towards_engines),
+        fixed=fixed_fleet(config, store, fleet, clock, access.towards_engines, engine_tls),
     )
 
 
@@ -130,9 +135,13 @@ def _level(event: Event) -> int:
 
 
 def _settle_memory() -> None:
-    """What stands after the first list stays: no full collection needs to walk a thousand instances again."""
+    """What stands after the first list stays: no full collection needs to walk a thousand instances again.
+
+    And what comes and goes with requests is freed by counting, so that it need not be walked often either.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 def watch_the_journal(serving: Serving, journal: JournalWriter) -> None:

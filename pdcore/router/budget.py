@@ -6,8 +6,9 @@ its first event only; a complete answer has no silence budget, since its engine 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
+
+from msgspec import Struct
 
 from pdcore.config import RouterConfig
 
@@ -15,23 +16,11 @@ BudgetName = Literal["connect", "first byte", "idle", "whole"]
 STREAM_LIMIT_S: Final = 86400.0
 """What an engine is told to keep a stream alive for; the router itself sets no end."""
 
-
-class Deadline(NamedTuple):
-    """An instant and the budget it belongs to."""
-
-    at: float
-    name: BudgetName
-    budget_s: float
-
-    def left_s(self, now: float) -> float:
-        return max(0.0, self.at - now)
-
-    def sentence(self) -> str:
-        return f"the {self.name} budget of {self.budget_s:g} s is used up"
+Deadline = tuple[float, BudgetName]
+"""An instant, and the budget that is used up then."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class Budget(Struct, frozen=True, kw_only=True):
     """One request's budgets, running since ``started``."""
 
     started: float
@@ -53,16 +42,21 @@ class Budget:
 
     def whole(self) -> Deadline:
         """When a complete answer must be there, or a stream's first event."""
-        return Deadline(at=self.started + self.whole_s, name="whole", budget_s=self.whole_s)
+        return self.started + self.whole_s, "whole"
 
     def head(self, now: float) -> Deadline:
         """When a leg sent ``now`` must have answered with its head."""
-        first = Deadline(at=now + self.first_byte_s, name="first byte", budget_s=self.first_byte_s)
-        return min(first, self.whole(), key=lambda deadline: deadline.at)
+        at, whole_at = now + self.first_byte_s, self.started + self.whole_s
+        return (at, "first byte") if at <= whole_at else (whole_at, "whole")
 
     def silence(self, now: float) -> Deadline:
         """When a stream that spoke ``now`` must have spoken again."""
-        return Deadline(at=now + self.idle_s, name="idle", budget_s=self.idle_s)
+        return now + self.idle_s, "idle"
+
+    def sentence(self, name: BudgetName) -> str:
+        """That one of these budgets is used up."""
+        budget_s = {"first byte": self.first_byte_s, "idle": self.idle_s}.get(name, self.whole_s)
+        return f"the {name} budget of {budget_s:g} s is used up"
 
     def remaining_ms(self, now: float) -> int:
         """What the engines are told; at least 1."""

@@ -31,19 +31,20 @@ class Callback:
         self.url = url
         self.close = forget
         self._words: bytes | None = None
-        self._heard = asyncio.Event()
+        self._tell: Callable[[bytes], object] | None = None
 
     def hear(self, words: bytes) -> None:
         """Take ``words`` unless something was said before."""
         if self._words is None:
             self._words = words
-            self._heard.set()
+            if self._tell is not None:
+                self._tell(words)
 
-    async def words(self) -> bytes:
-        """What was said; waits for it, without a deadline of its own."""
-        await self._heard.wait()
-        assert self._words is not None
-        return self._words
+    def tell(self, call: Callable[[bytes], object]) -> None:
+        """Have ``call`` called with what is said; now, if it was said before."""
+        self._tell = call
+        if self._words is not None:
+            call(self._words)
 
 
 class Callbacks:

@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from pdcore.bearer import Token
 from pdcore.config.router_security import SecurityConfig
 from pdcore.errors import ConfigError
 from pdcore.router.access import Access
-from pdcore.router.api_keys import ApiKeys, Token
-from pdcore.router.watched_files import WatchedFiles
+from pdcore.router.api_keys import ApiKeys
+from pdcore.watched_files import WatchedFiles
 
 T = TypeVar("T")
 _Parse = Callable[[str], T]
@@ -21,10 +22,14 @@ _Parse = Callable[[str], T]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What is read, and what follows: who may ask for what, and the server's certificate if there is one."""
+    """What is read, and what follows: who may ask for what, and the server's certificate if there is one.
+
+    ``engine_tls`` is by what engines at https addresses are known; the machine's trust if None.
+    """
 
     access: Access
     tls: ssl.SSLContext | None
+    engine_tls: ssl.SSLContext | None
     files: tuple[WatchedFiles[object], ...]
 
     def unread(self) -> int:
@@ -49,8 +54,19 @@ def read_credentials(config: SecurityConfig) -> Credentials:
             apart=config.admin_port is not None,
         ),
         tls=None if tls is None else tls.value,
+        engine_tls=_trust(config.engine_ca),
         files=files,
     )
+
+
+def _trust(ca: Path | None) -> ssl.SSLContext | None:
+    if ca is None:
+        return None
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except OSError as wrong:
+        why = "holds no certificate" if isinstance(wrong, ssl.SSLError) else wrong.strerror
+        raise ConfigError(f"--engine-ca / PDCORE_ENGINE_CA: {ca}: {why}") from None
 
 
 def _load(files: tuple[WatchedFiles[object], ...]) -> None:

@@ -1,29 +1,31 @@
 """One attempt: every leg at once, and the answering leg relayed to the client.
 
 Each leg turns what its engine does into events of :mod:`pdcore.router.exchange` and decides nothing by itself. The
-first event whose effect is more than waiting settles the attempt; then every other leg is cancelled. Where one leg is
-worded by what the other one's engine said, it waits for that first, unsent and uncounted.
+first event whose effect is more than waiting settles the attempt; then every other leg is ended. Where one leg is worded
+by what the other one's engine said, it is begun when that has come.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from pdcore.clock import Clock
+from msgspec import Struct
+
 from pdcore.router.answer import ClientAnswer
+from pdcore.router.bell import Bell
 from pdcore.router.budget import Budget, Deadline
 from pdcore.router.callbacks import Callback
-from pdcore.router.exchange import Effect, Leg, LegEvent, LegFailure, Phase, decide, failure_in_body
-from pdcore.router.finite import with_nulls
+from pdcore.router.exchange import Effect, LegEvent, LegFailure, Phase, decide
+from pdcore.router.exchange import Leg as LegName
+from pdcore.router.ground import Ground
 from pdcore.router.headers import returned
 from pdcore.router.interrupt import Interrupt
-from pdcore.router.leg import LegCall
+from pdcore.router.lazy_timer import LazyTimer
+from pdcore.router.leg import Leg, is_stream
 from pdcore.router.load import Hold
-from pdcore.router.metrics import LegOutcome, RouterMetrics
 from pdcore.router.protocols.base import (
     KV_MARK,
     KV_RECEIVED,
@@ -34,18 +36,14 @@ from pdcore.router.protocols.base import (
     Unreadable,
     key_of,
 )
-from pdcore.router.relay import DONE, EventCutter, EventTooLarge, StreamReader
-from pdcore.router.upstream import Answer, Post, Upstream
-from pdcore.router.vigil import Vigil
-from pdcore.router.witness import Sighting, Witness
+from pdcore.router.stream_relay import Rename, StreamRelay
+from pdcore.router.upstream import Post
+from pdcore.router.witness import Sighting
 
 LINGER_S: Final = 0.5  # how long a prefill answer may trail behind a finished request
 
-Rename = Callable[[bytes], bytes]
 
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """How an attempt was settled; ``failure`` unless it finished.
 
     ``left`` is what prefill answered and holds KV for, where decode did not take it.
@@ -56,8 +54,7 @@ class Verdict:
     left: Carried | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Presentation:
+class Presentation(Struct, frozen=True, kw_only=True):
     """How decode's answer is shown: our headers, and the client's own name for its room where it appears.
 
     ``items`` is how many answers there are in it.
@@ -69,24 +66,14 @@ class Presentation:
     event: Rename | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ground:
-    """What every attempt of this router stands on."""
-
-    upstream: Upstream
-    clock: Clock
-    metrics: RouterMetrics
-    vigil: Vigil
-    witness: Witness
-
-
 class AttemptRun:
-    """Runs one plan once.
+    """Runs one plan once, in the task of the request; legs need none of their own. Implements :class:`leg.Owner`.
 
-    The decode leg runs in the caller's own task, so that what it sends to the client needs no other to wake.
+    ``holds`` counts the legs by instance id; each is released when its leg has ended.
 
-    Mutable state: ``_phase`` and ``_verdict``, both changed by :meth:`_happened` only; and, each set once, ``_held`` and
-    ``_by_answer``, what prefill answered for decode and the request that it makes, and ``_second_sent``.
+    Mutable state: ``_phase`` and ``_verdict``, both changed by :meth:`_happened` only; ``_legs``, those that were begun;
+    ``_body``, decode's complete answer, or ``_stream``; ``_held``, what prefill answered for decode; ``_over``, once
+    nothing is to be begun any more.
     """
 
     def __init__(
@@ -97,6 +84,7 @@ class AttemptRun:
         budget: Budget,
         client: ClientAnswer,
         shown: Presentation,
+        holds: Mapping[str, Hold],
         callback: Callback | None = None,
     ) -> None:
         self._plan = plan
@@ -106,95 +94,128 @@ class AttemptRun:
         self._client = client
         self._shown = shown
         self._callback = callback
+        self._holds = holds
+        self._legs: dict[LegName, Leg] = {}
+        self._patience_for_call: LazyTimer | None = None
+        self._over = False
         self._held: Carried | None = None
-        self._by_answer: Post | None = None
-        self._answered = asyncio.Event()
-        self._second_sent = False
+        self._body: bytes | None = None
+        self._stream: StreamRelay | None = None
+        self._bell = Bell()
         self._phase = Phase()
         self._verdict: Verdict | None = None
         self._settled: Interrupt[bool] = Interrupt()
 
-    async def run(self, holds: Mapping[str, Hold]) -> Verdict:
-        """Send every leg and wait until the attempt is settled; when this returns, no leg is open.
-
-        ``holds`` counts the legs by instance id; each is released when its leg has ended.
-        """
-        legs = self._legs(holds)
-        decode = legs.pop("decode")
-        async with asyncio.TaskGroup() as group:
-            beside = [group.create_task(leg) for leg in legs.values()]
+    async def run(self) -> Verdict:
+        """Send every leg and wait until the attempt is settled; when this returns, no leg is open."""
+        try:
             with self._settled:
-                await decode
-            if beside and self._client.ended and self._is_sent("prefill"):
-                await _ended(beside)
-            for task in beside:
-                task.cancel()
+                self._begin()
+                await self._answer()
+            if self._client.ended:
+                await self._linger()
+        finally:
+            self._end()
         assert self._verdict is not None
         return self._verdict
 
-    def _legs(self, holds: Mapping[str, Hold]) -> dict[Leg, Coroutine[object, object, None]]:
-        """Every leg, to be run."""
-        legs = {leg.leg: self._run_leg(leg, holds[leg.instance.instance_id]) for leg in self._plan.legs}
+    def _begin(self) -> None:
+        """Send what can be worded. The instance of what cannot is reserved meanwhile, nothing is open there."""
+        for plan in self._plan.legs:
+            self._add(plan).begin()
         second = self._plan.second
-        if second is not None:
-            legs[second.leg] = self._run_second(second, holds[second.instance.instance_id])
-        return legs
+        if second is not None and second.after == "callback":
+            self._expect_call(second)
 
-    def _is_sent(self, leg: Leg) -> bool:
-        return self._second_sent or self._plan.second is None or self._plan.second.leg != leg
+    def _add(self, plan: LegPlan) -> Leg:
+        hold = self._holds[plan.instance.instance_id]
+        leg = self._legs[plan.leg] = Leg(plan, self._ground, self._budget, hold, self)
+        return leg
 
-    async def _run_second(self, second: SecondLeg, hold: Hold) -> None:
-        """Wait until the leg can be worded, then run it. Its instance is reserved meanwhile, nothing is open."""
-        with hold:
-            try:
-                post = await (self._after_answer() if second.after == "answer" else self._after_call(second))
-            except LegFailure as failure:
-                self._seen.failed(failure)
-                return self._happened(failure.leg, failure.event, failure)
-            self._second_sent = True
-            await self._run_leg(LegPlan(leg=second.leg, instance=second.instance, post=post), hold)
+    def _end(self) -> None:
+        self._over = True
+        for leg in self._legs.values():
+            leg.end("cancelled")
+        self._legs, self._stream = {}, None  # which know this run: together they would never be freed
+        if self._patience_for_call is not None:
+            self._patience_for_call.cancel()
 
-    async def _after_answer(self) -> Post:
-        """Prefill's own deadlines end this wait: when it fails, the attempt is settled."""
-        await self._answered.wait()
-        assert self._by_answer is not None
-        return self._by_answer
+    # What legs say
 
-    async def _after_call(self, second: SecondLeg) -> Post:
+    def headed(self, leg: Leg) -> None:
+        """A good head."""
+        if leg.plan.leg == "prefill":
+            return
+        assert leg.call is not None, "it has spoken"
+        headers = leg.call.headers
+        marked = headers.get(KV_MARK, "").strip().lower() == KV_RECEIVED
+        leg.streams = self._budget.stream and is_stream(headers)
+        self._happened("decode", "kv_received" if marked else "head")
+
+    def came(self, leg: Leg) -> None:
+        """More of decode's stream."""
+        if self._stream is None:
+            self._bell.ring()
+        else:
+            self._stream.came()
+
+    def answered(self, leg: Leg, body: bytes) -> None:
+        """A whole answer."""
+        if leg.plan.leg == "prefill":
+            return self._prefill_answered(leg, body)
+        leg.wait_until(None)
+        if self._budget.stream:
+            self.failed(leg, leg.failure("garbage", "the answer is not a stream of events"))
+        else:
+            self._body = body
+            self._bell.ring()
+
+    def failed(self, leg: Leg, failure: LegFailure) -> None:
+        """Its end, and perhaps the attempt's."""
+        self._seen.failed(failure)
+        leg.end(failure.event)
+        self._happened(leg.plan.leg, failure.event, failure)
+
+    def _prefill_answered(self, leg: Leg, body: bytes) -> None:
+        second = self._plan.second
+        if second is None or second.after != "answer":
+            leg.end("ok")
+            return self._happened("prefill", "accepted")
+        try:
+            post = _worded(second, body, "prefill")
+        except LegFailure as failure:
+            return self.failed(leg, failure)
+        self._held = Carried(prefill=key_of(leg.plan.instance), room=self._plan.room, words=body)
+        leg.end("ok")
+        self._happened("prefill", "accepted")
+        self._add(LegPlan(leg=second.leg, instance=second.instance, post=post)).begin()
+
+    def _expect_call(self, second: SecondLeg) -> None:
         assert self._callback is not None, "a protocol whose engines call back has an address for it"
         deadline = self._budget.head(self._ground.clock.now())
+        self._patience_for_call = LazyTimer(partial(self._not_called, deadline), self._ground.clock.now)
+        self._patience_for_call.set(deadline[0])
+        self._callback.tell(partial(self._called, second))
+
+    def _called(self, second: SecondLeg, words: bytes) -> None:
+        if self._over or self._patience_for_call is None:
+            return
+        self._patience_for_call.cancel()
         try:
-            async with asyncio.timeout(deadline.left_s(self._ground.clock.now())):
-                words = await self._callback.words()
-        except TimeoutError as wrong:
-            why = f"the engine did not call the router back: {deadline.sentence()}"
-            raise LegFailure("decode", "deadline", why) from wrong
-        return _worded(second, words, "decode")
+            post = _worded(second, words, "decode")
+        except LegFailure as failure:
+            return self._not_worded(failure)
+        self._add(LegPlan(leg=second.leg, instance=second.instance, post=post)).begin()
 
-    async def _run_leg(self, plan: LegPlan, hold: Hold) -> None:
-        ground, key = self._ground, (plan.instance.instance_id, plan.instance.incarnation)
-        with (
-            hold,
-            ground.metrics.leg(plan.leg) as outcome,
-            ground.vigil.leg(key, ground.clock.now, partial(self._froze, plan.leg, outcome)) as watched,
-        ):
-            try:
-                async with LegCall(plan, ground.upstream, self._budget, ground.clock, watched.heard) as call:
-                    answer = await call.open()
-                    await (self._prefill if plan.leg == "prefill" else self._decode)(call, answer)
-                outcome.set("ok")
-            except LegFailure as failure:
-                outcome.set(failure.event)
-                self._seen.failed(failure)
-                self._happened(plan.leg, failure.event, failure)
+    def _not_called(self, deadline: Deadline) -> None:
+        why = f"the engine did not call the router back: {self._budget.sentence(deadline[1])}"
+        self._not_worded(LegFailure("decode", "deadline", why))
 
-    def _froze(self, leg: Leg, outcome: LegOutcome) -> None:
-        outcome.set("frozen")
-        failure = LegFailure(leg, "frozen", "the engine stopped answering")
+    def _not_worded(self, failure: LegFailure) -> None:
         self._seen.failed(failure)
-        self._happened(leg, "frozen", failure)
+        self._happened(failure.leg, failure.event, failure)
 
-    def _happened(self, leg: Leg, event: LegEvent, failure: LegFailure | None = None) -> None:
+    def _happened(self, leg: LegName, event: LegEvent, failure: LegFailure | None = None) -> None:
         """Apply the table; the only place where phase and verdict change."""
         effect = decide(self._phase, leg, event)
         self._phase = self._phase.after(event)
@@ -204,87 +225,62 @@ class AttemptRun:
             self._seen.good(leg)
         elif effect != "wait" and self._verdict is None:
             self._verdict = Verdict(effect, failure, self._held if leg == "decode" else None)
-            self._settled.strike(True)  # which the decode leg itself need not be told
+            if event != "complete":  # which the request's own task says
+                self._settled.strike(True)
 
-    async def _prefill(self, call: LegCall, answer: Answer) -> None:
-        body = await call.document(answer)
-        second = self._plan.second
-        if second is not None and second.after == "answer":
-            self._by_answer = _worded(second, body, "prefill")
-            self._held = Carried(
-                prefill=key_of(self._plan.legs[0].instance), room=self._plan.room, words=body
-            )
-            self._answered.set()
-        self._happened("prefill", "accepted")
+    # What the request's task does
 
-    async def _decode(self, call: LegCall, answer: Answer) -> None:
-        marked = answer.headers.get(KV_MARK, "").strip().lower() == KV_RECEIVED
-        self._happened("decode", "kv_received" if marked else "head")
-        headers = {**returned(answer.headers), **self._shown.headers}
-        streamed = answer.headers.get("content-type", "").startswith("text/event-stream")
-        if streamed and self._budget.stream:
-            await self._relay(call, answer, headers)
-            return
-        body = await call.document(answer)
-        if self._budget.stream:
-            raise call.failure("garbage", "the answer is not a stream of events")
+    async def _answer(self) -> None:
+        """Wait for decode's answer and pass it on; what goes wrong with it settles the attempt."""
+        while self._body is None and not self._streams():
+            await self._bell.wait()
+        leg = self._legs["decode"]
+        try:
+            await (self._relay(leg) if self._body is None else self._pass_on(leg, self._body))
+        except LegFailure as failure:
+            return self.failed(leg, failure)
+        self._happened("decode", "complete")
+        leg.end("ok")
+
+    def _streams(self) -> bool:
+        leg = self._legs.get("decode")
+        return leg is not None and leg.streams
+
+    async def _pass_on(self, leg: Leg, body: bytes) -> None:
+        status, headers = self._head(leg)
         self._happened("decode", "first_byte")
-        await self._client.whole(answer.status, self._shown.body(body) if self._shown.body else body, headers)
-        self._happened("decode", "complete")
+        await self._client.whole(status, self._shown.body(body) if self._shown.body else body, headers)
 
-    async def _relay(self, call: LegCall, answer: Answer, headers: Mapping[str, str]) -> None:
-        """Whole events as they come; our head goes out with the first one, one ``[DONE]`` ends them."""
-        cutter, reader = EventCutter(), StreamReader(self._shown.items)
-        while chunk := await call.chunk(answer, self._patience()):
-            try:
-                for event in cutter.push(chunk):
-                    if await self._relay_event(event, reader, answer.status, headers):
-                        await call.drain(answer)
-                        return self._happened("decode", "complete")
-            except EventTooLarge as wrong:
-                raise call.failure("garbage", str(wrong)) from wrong
-        if not reader.finished or cutter.pending:
-            raise call.failure("broken", "the stream ended before the answer did")
-        await self._client.finish(DONE)
-        self._happened("decode", "complete")
+    def _head(self, leg: Leg) -> tuple[int, dict[str, str]]:
+        assert leg.call is not None, "it has answered"
+        return leg.call.status, {**returned(leg.call.headers), **self._shown.headers}
 
-    async def _relay_event(
-        self, event: bytes, reader: StreamReader, status: int, headers: Mapping[str, str]
-    ) -> bool:
-        """Pass one event on; True if it was the last. Nothing the engine says after ``[DONE]`` is looked at."""
-        kind = reader.read(event)
-        if kind == "garbage" and (finite := with_nulls(event)) != event:
-            event, kind = finite, reader.read(finite)
-        if kind == "garbage":
-            raise LegFailure("decode", "garbage", "an event of the stream is not JSON")
-        if kind == "error":
-            raise failure_in_body("decode", reader.error)
-        if not self._phase.sending:
-            self._happened("decode", "first_byte")
-            await self._client.start(status, headers)
-        if kind == "done":
-            await self._client.finish(event)
-            return True
-        if kind == "data":
-            self._client.pace.event(self._ground.clock.now())
-        await self._client.push(self._shown.event(event) if self._shown.event else event)
-        return False
+    async def _relay(self, leg: Leg) -> None:
+        self._stream = StreamRelay(
+            leg,
+            self._client,
+            self._budget,
+            self._ground.clock,
+            items=self._shown.items,
+            rename=self._shown.event,
+            on_first=partial(self._happened, "decode", "first_byte"),
+        )
+        await self._stream.run(*self._head(leg))
 
-    def _patience(self) -> Deadline:
-        """Until when the stream's next part has to be here."""
-        if self._phase.sending:
-            return self._budget.silence(self._ground.clock.now())
-        return self._budget.whole()
+    async def _linger(self) -> None:
+        """The client has its answer; prefill mostly has all it needs, and gets a little time for the rest."""
+        prefill = self._legs.get("prefill")
+        if prefill is None or prefill.over:
+            return
+        prefill.on_end = asyncio.Event()
+        try:
+            async with asyncio.timeout(LINGER_S):
+                await prefill.on_end.wait()
+        except TimeoutError:
+            return
 
 
-async def _ended(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Wait for ``tasks``, which mostly have all they need, and not for long."""
-    await asyncio.sleep(0)  # their turn, which costs a tenth of waiting for them
-    if not all(task.done() for task in tasks):
-        await asyncio.wait(tasks, timeout=LINGER_S)
-
-
-def _worded(second: SecondLeg, words: bytes, speaker: Leg) -> Post:
+def _worded(second: SecondLeg, words: bytes, speaker: LegName) -> Post:
     """The request that ``words`` ask for, or the speaker's failure."""
     try:
         return second.make(words)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Protocol
 
@@ -36,7 +37,7 @@ class Doubts(Protocol):
     def why(self) -> Mapping[str, str]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Eligible:
     """``pairs`` holds each prefill with the decodes it can pair with; everything is in order of ids.
 
@@ -47,10 +48,15 @@ class Eligible:
     unified: Sequence[Instance]
     reasons: Reasons
 
-    @property
+    @cached_property
     def prefills(self) -> Sequence[Instance]:
         """Every prefill that has a decode."""
         return [prefill for prefill, _ in self.pairs]
+
+    @cached_property
+    def decodes_of(self) -> Mapping[str, Sequence[Instance]]:
+        """With whom each prefill can pair, by its id."""
+        return {prefill.instance_id: decodes for prefill, decodes in self.pairs}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,21 +13,19 @@ from starlette.types import Receive, Scope, Send
 
 from pdcore.errors import ApiError
 from pdcore.router import headers
-from pdcore.router.answer import ClientAnswer
+from pdcore.router.answer import PUSH, ClientAnswer
 from pdcore.router.api import Endpoint, parse
 from pdcore.router.budget import Budget
 from pdcore.router.departure import while_there
 from pdcore.router.exchange import LegFailure, api_error
-from pdcore.router.interrupt import Alarm, Interrupt
+from pdcore.router.interrupt import Interrupt
 from pdcore.router.lifecycle import Lifecycle
 from pdcore.router.serving import Incoming, Serving, Trace, serve
-from pdcore.telemetry import logger
+from pdcore.telemetry import record
 
-Ending = Literal["gone", "stopping"]
+Ending = Literal["gone", "stopping", "slow"]
 
 CLOSE: Final = {"connection": "close"}
-
-_log = logger(__name__)
 
 
 class _Gone(Exception):
@@ -45,21 +43,25 @@ class GenerationEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         clock, metrics = self._serving.ground.clock, self._serving.ground.metrics
         started, trace = clock.now(), Trace()
+        interrupt: Interrupt[Ending] = Interrupt()
         client = ClientAnswer(
             send,
-            headers.new_request_id(),
             now=clock.now,
+            on_slow=partial(interrupt.strike, "slow"),
             write_timeout_s=self._serving.config.idle_timeout_s,
+            push_now=scope.get("extensions", {}).get(PUSH),
             on_start=metrics.answering.inc,
         )
         outcome = "internal"
         metrics.in_flight.inc()
         try:
-            with self._lifecycle.request(), client.patience:
-                outcome = await self._handle(scope, receive, client, trace)
-            if client.patience.rang:
-                outcome = await self._out_of_patience(client, trace)
+            with self._lifecycle.request():
+                with interrupt:
+                    outcome = await self._handle(scope, receive, client, trace, interrupt)
+                if interrupt.reason is not None:
+                    outcome = await self._cut_short(interrupt.reason, client, trace)
         finally:
+            client.patience.cancel()
             metrics.in_flight.dec()
             self._tally(client, trace, outcome, started, clock.now())
 
@@ -70,27 +72,30 @@ class GenerationEndpoint:
         metrics.streamed(started, pace)
         if client.started:
             metrics.answering.dec()
+        fields: dict[str, object] = {
+            "endpoint": self._endpoint,
+            "outcome": outcome,
+            "status": client.status,
+            "request_id": client.request_id,
+            "room": trace.room,
+            "pair": trace.pair,
+            "revision": trace.revision,
+            "attempts": trace.attempts,
+            "seconds": round(now - started, 4),
+        }
         first_s = pace.first_after_s(started)
-        _log.info(
-            "request",
-            endpoint=self._endpoint,
-            outcome=outcome,
-            status=client.status,
-            request_id=client.request_id,
-            room=trace.room,
-            pair=trace.pair,
-            revision=trace.revision,
-            attempts=trace.attempts,
-            seconds=round(now - started, 4),
-            **trace.details(),
-            **({"events": pace.count, "ttft": round(first_s, 4)} if first_s is not None else {}),
-        )
+        if first_s is not None:
+            fields["events"], fields["ttft"] = pace.count, round(first_s, 4)
+        trace.add_to(fields)
+        record("request", fields)
 
-    async def _handle(self, scope: Scope, receive: Receive, client: ClientAnswer, trace: Trace) -> str:
+    async def _handle(
+        self, scope: Scope, receive: Receive, client: ClientAnswer, trace: Trace, interrupt: Interrupt[Ending]
+    ) -> str:
         """Serve it; the outcome as the metrics name it."""
         try:
             incoming = await self._read(scope, receive, client, trace)
-            ending = await self._until_ended(scope, receive, client, incoming)
+            await self._until_ended(scope, receive, client, incoming, interrupt)
         except ApiError as error:
             trace.error = _without_words(error)
             return await self._tell(client, error)
@@ -99,21 +104,20 @@ class GenerationEndpoint:
             return await self._tell(client, api_error(failure), failure)
         except _Gone:
             return "cancelled"
-        if ending == "gone":
-            return "cancelled"
-        if ending == "stopping":
-            return await self._tell(client, _stopping())
         return "ok"
 
-    async def _out_of_patience(self, client: ClientAnswer, trace: Trace) -> str:
-        """The client neither sent its request in time, nor reads its answer; the former can be told."""
-        if trace.arrived:
+    async def _cut_short(self, ending: Ending, client: ClientAnswer, trace: Trace) -> str:
+        """What ended it if not itself. Who leaves or does not read is told nothing, who only sends too slowly is."""
+        if ending == "stopping":
+            error = _stopping()
+        elif ending == "slow" and not trace.arrived:
+            budget_s = self._serving.config.idle_timeout_s
+            error = ApiError("deadline_exceeded", f"the request did not arrive within {budget_s:g} s")
+            trace.error = error.message
+        else:
             return "cancelled"
-        budget_s = self._serving.config.idle_timeout_s
-        error = ApiError("deadline_exceeded", f"the request did not arrive within {budget_s:g} s")
-        trace.error = error.message
-        client.patience = Alarm(self._serving.ground.clock.now)
-        with client.patience:
+        with Interrupt[Ending]() as interrupt:
+            client.hurry(partial(interrupt.strike, "slow"))
             return await self._tell(client, error)
         return "cancelled"
 
@@ -126,13 +130,14 @@ class GenerationEndpoint:
 
     async def _read(self, scope: Scope, receive: Receive, client: ClientAnswer, trace: Trace) -> Incoming:
         raw = scope["headers"]
-        client.request_id = headers.check(raw)
+        head = headers.read(raw)
+        client.request_id = head.request_id
         trace.client = self._serving.access.client(raw)
         self._lifecycle.admit()
         config = self._serving.config
         now = self._serving.ground.clock.now()
         client.patience.set(now + config.idle_timeout_s)
-        body = await _body(receive, headers.content_length(raw), config.max_body_bytes)
+        body = await _body(receive, head.content_length, config.max_body_bytes)
         client.patience.set(None)
         trace.arrived = True
         request = parse(self._endpoint, body)
@@ -140,36 +145,36 @@ class GenerationEndpoint:
         return Incoming(
             request=request,
             request_id=client.request_id,
-            forwarded=headers.forwarded(raw) | self._serving.access.towards_engines(),
+            forwarded=head.forwarded | self._serving.access.towards_engines(),
             budget=Budget.of(config, now=now, stream=request.stream),
             trace=trace,
         )
 
     async def _until_ended(
-        self, scope: Scope, receive: Receive, client: ClientAnswer, incoming: Incoming
-    ) -> Ending | None:
-        """Serve it until that ends, the client is gone, or the router stops; what ended it if not itself.
+        self,
+        scope: Scope,
+        receive: Receive,
+        client: ClientAnswer,
+        incoming: Incoming,
+        interrupt: Interrupt[Ending],
+    ) -> None:
+        """Serve it until that ends, the client is gone, or the router stops.
 
         A client that leaves after its answer is complete has left nothing behind: then serving it ends by itself.
         """
         if self._lifecycle.stopping.is_set():
-            return "stopping"
+            raise _stopping()
 
         def end(ending: Ending) -> None:
             if not client.ended:
                 interrupt.strike(ending)
 
-        interrupt: Interrupt[Ending] = Interrupt()
         stop = partial(end, "stopping")
         self._lifecycle.tell(stop)
         try:
-            with interrupt:
-                await while_there(
-                    scope, receive, partial(end, "gone"), serve(self._serving, incoming, client)
-                )
+            await while_there(scope, receive, partial(end, "gone"), serve(self._serving, incoming, client))
         finally:
             self._lifecycle.forget(stop)
-        return interrupt.reason
 
 
 async def _body(receive: Receive, announced: int | None, limit: int) -> bytes:

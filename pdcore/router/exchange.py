@@ -10,8 +10,9 @@ The way an error reaches the client is not part of the table: a status while our
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal, get_args
+
+from msgspec import Struct
 
 from pdcore.errors import ApiError, ErrorCode, PdcoreError, error_code
 
@@ -44,8 +45,7 @@ FAILURES: Final[tuple[Failure, ...]] = get_args(Failure)
 _FAILED: Final = frozenset[LegEvent](FAILURES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Phase:
+class Phase(Struct, frozen=True, kw_only=True):
     """How far the attempt is. ``sending``: the client has seen a byte of this answer."""
 
     kv_received: bool = False
@@ -113,8 +113,7 @@ def event_of_status(status: int) -> Failure | None:
     return "client_fault" if 400 <= status < 500 else "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class RawAnswer:
+class RawAnswer(Struct, frozen=True):
     """An engine's own answer, passed on as it is."""
 
     status: int

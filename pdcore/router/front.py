@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -14,8 +14,8 @@ class Front:
         self._often = often
         self._rest = rest
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         app = self._rest
         if scope["type"] == "http" and scope["method"] == "POST":
             app = self._often.get(scope["path"], app)
-        await app(scope, receive, send)
+        return app(scope, receive, send)

@@ -1,17 +1,14 @@
-"""Blocks that somebody else, or time, may end. Cheaper than a task per thing to wait for.
+"""A block that somebody else may end. Cheaper than a task per thing to wait for.
 
-Both cancel the task inside the block, as ``asyncio.timeout`` does, and take that one cancellation back when the block is
-left; a cancellation of anybody else passes through. They nest. The block has to be left by the task that entered it.
+It cancels the task inside, as ``asyncio.timeout`` does, and takes that one cancellation back when the block is left; a
+cancellation of anybody else passes through. Blocks nest. One has to be left by the task that entered it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, Self, TypeVar
-
-from pdcore.router.lazy_timer import LazyTimer
 
 ReasonT = TypeVar("ReasonT")
 
@@ -51,37 +48,3 @@ class Interrupt(Generic[ReasonT]):
             return False
         last = task.uncancel() <= self._cancelling
         return last and kind is not None and issubclass(kind, asyncio.CancelledError)
-
-
-class Alarm:
-    """``with``: the task inside is interrupted once the instant last given to :meth:`set` has passed.
-
-    Setting costs next to nothing: made for deadlines that move on with every chunk of a stream. ``rang`` tells
-    afterwards whether time was up.
-    """
-
-    __slots__ = ("_interrupt", "_timer", "set")
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._interrupt: Interrupt[bool] = (
-            Interrupt()
-        )  # as its alias, Interrupt[bool](), it is made twice as slowly
-        self._timer = LazyTimer(self._ring, now)
-        self.set = self._timer.set  # one call less for every chunk
-
-    @property
-    def rang(self) -> bool:
-        return bool(self._interrupt.reason)
-
-    def __enter__(self) -> Self:
-        self._interrupt.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        self._timer.cancel()
-        return self._interrupt.__exit__(kind, error, trace)
-
-    def _ring(self) -> None:
-        self._interrupt.strike(True)

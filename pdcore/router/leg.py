@@ -1,146 +1,224 @@
-"""One leg's HTTP exchange, read under its budgets: everything that can go wrong comes out as a :class:`LegFailure`."""
+"""One leg: its request, its counters and its deadlines. Everything that can go wrong comes out as a :class:`LegFailure`.
+
+A leg is told by its transport and tells its owner; no task waits for it. Whoever begins one ends it, in every case.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
-from typing import Final, Self
+import asyncio
+from collections.abc import Mapping
+from typing import Final, Protocol
 
-from pdcore.clock import Clock
 from pdcore.router.budget import Budget, Deadline
 from pdcore.router.endings import NotAnAnswer, read_answer
-from pdcore.router.exchange import Failure, Leg, LegFailure, RawAnswer, event_of_status, failure_in_body
-from pdcore.router.interrupt import Alarm
-from pdcore.router.protocols.base import LegPlan
-from pdcore.router.relay import error_object
-from pdcore.router.upstream import Answer, Broken, NotConnected, Upstream
+from pdcore.router.exchange import Failure, LegFailure, RawAnswer, event_of_status, failure_in_body
+from pdcore.router.ground import Ground
+from pdcore.router.lazy_timer import LazyTimer
+from pdcore.router.load import Hold
+from pdcore.router.protocols.base import LegPlan, key_of
+from pdcore.router.relay import error_in_stream, error_object
+from pdcore.router.upstream import Broken, Call, NotConnected
+from pdcore.router.vigil import Watched
 
 MAX_ANSWER_BYTES: Final = 64 << 20
 MAX_ERROR_BYTES: Final = 1 << 20
-DRAIN_S: Final = 0.5
 
 
-class LegCall:
-    """One leg from its request to the end of its answer; ``async with`` closes the connection in every ending.
+class Owner(Protocol):
+    """Whose leg it is. Told of each thing once, and of nothing after the leg's end."""
 
-    ``heard`` is called whenever something came from the engine. Inside the block one alarm watches over every wait for
-    the engine, and over nothing else; when it rings, the block ends as the failure that names the budget.
+    def headed(self, leg: Leg) -> None:
+        """A good head has come: the moment to set ``leg.streams``."""
+        ...
 
-    Mutable state: ``_entered``, the exchange to be left, and ``_deadline``, the one the alarm was last set to.
+    def came(self, leg: Leg) -> None:
+        """There is something new of a leg that streams."""
+        ...
+
+    def answered(self, leg: Leg, body: bytes) -> None:
+        """The complete body has come, and reports no error: JSON, or events where the client wants a stream."""
+        ...
+
+    def failed(self, leg: Leg, failure: LegFailure) -> None:
+        """It has failed, and is to be ended."""
+        ...
+
+
+class Leg:
+    """``streams``: the owner takes the body itself, part by part; else it is collected and judged here.
+
+    Mutable state: ``call`` once begun, ``over`` once ended; whether the head has come and was a bad one (``_bad``); what
+    was collected; and the deadline that the timer was last set to.
     """
 
-    def __init__(
-        self, plan: LegPlan, upstream: Upstream, budget: Budget, clock: Clock, heard: Callable[[], None]
-    ) -> None:
-        self._plan = plan
-        self._upstream = upstream
+    __slots__ = (
+        *("_bad", "_budget", "_deadline", "_ground", "_hold", "_key", "_owner", "_parts", "_size", "_timer"),
+        *("_watched", "call", "headed", "on_end", "over", "plan", "streams"),
+    )
+
+    def __init__(self, plan: LegPlan, ground: Ground, budget: Budget, hold: Hold, owner: Owner) -> None:
+        self.plan = plan
+        self._ground = ground
         self._budget = budget
-        self._clock = clock
-        self._heard = heard
-        self._alarm = Alarm(clock.now)
+        self._hold = hold
+        self._owner = owner
+        self._timer = LazyTimer(self._late, ground.clock.now)
         self._deadline: Deadline | None = None
-        self._entered: AbstractAsyncContextManager[Answer] | None = None
+        self._key = key_of(plan.instance)
+        self._watched: Watched | None = None
+        self._bad: Failure | None = None
+        self._parts: list[bytes] = []
+        self._size = 0
+        self.call: Call | None = None
+        self.headed = False
+        self.streams = False
+        self.over = False
+        self.on_end: asyncio.Event | None = None
 
-    async def __aenter__(self) -> Self:
-        self._alarm.__enter__()
-        return self
+    def begin(self) -> None:
+        """Send the request."""
+        ground, now = self._ground, self._ground.clock.now()
+        ground.metrics.leg_began(self.plan.leg)
+        self._watched = ground.vigil.begin(self._key, self, now)
+        self.wait_until(self._budget.head(now))
+        self.call = ground.upstream.post(self.plan.post, self._look)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._alarm.set(None)
+    def end(self, outcome: str) -> None:
+        """Close it and stop counting it; ``outcome`` as the metrics name it. Only the first end counts."""
+        if self.over:
+            return
+        self.over = True
+        self._timer.cancel()
+        if self.call is not None:
+            self.call.close()
+            self._ground.vigil.end(self._key, self)
+            self._ground.metrics.leg_ended(self.plan.leg, outcome)
+        self._hold.release()
+        if self.on_end is not None:
+            self.on_end.set()
+
+    def wait_until(self, deadline: Deadline | None) -> None:
+        """Until when the engine has to say more; None where nobody waits for it."""
+        self._deadline = deadline
+        self._timer.set(None if deadline is None else deadline[0])
+
+    def froze(self) -> None:
+        """Its instance is known not to answer."""
+        self._fail("frozen", "the engine stopped answering")
+
+    def heard(self, now: float, until: float) -> None:
+        """Something came ``now`` that the owner has dealt with by itself; the same budget goes on ``until`` then."""
+        if self._watched is not None:
+            self._watched.heard_at = now
+        self._timer.set(until)
+
+    def take(self) -> bytes:
+        """The next part of a body that streams, as far as it has come; raises the failure that it is."""
+        assert self.call is not None, "not begun"
         try:
-            if self._entered is not None:
-                await self._entered.__aexit__(None, None, None)
-        finally:
-            is_late = self._alarm.__exit__(kind, error, trace)
-        if is_late and self._deadline is not None:
-            raise self.failure("deadline", self._deadline.sentence()) from error
+            return self.call.take()
+        except Broken as wrong:
+            raise self.failure("broken", str(wrong)) from wrong
 
     @property
-    def leg(self) -> Leg:
-        return self._plan.leg
+    def is_complete(self) -> bool:
+        """Whether everything has come; raises the failure when it will not. To be asked once there is nothing to take."""
+        assert self.call is not None, "not begun"
+        if self.call.state == "failed":
+            raise self.failure("broken", str(self.call.failure()))
+        return self.call.state == "complete"
 
-    async def open(self) -> Answer:
-        """Send the request and wait for a good head; a bad status is a failure with what the engine said."""
-        deadline = self._budget.head(self._clock.now())
-        exchange = self._upstream.post(self._plan.post)
-        self._wait_until(deadline)
-        try:
-            answer = await exchange.__aenter__()
-        except NotConnected as wrong:
-            raise self.failure("connect_expired" if wrong.timed_out else "unreachable", str(wrong)) from wrong
-        except Broken as wrong:
-            raise self.failure("broken", str(wrong)) from wrong
-        self._alarm.set(None)
-        self._entered = exchange
-        self._heard()
-        failed = event_of_status(answer.status)
-        if failed is not None:
-            raise await self._bad_status(failed, answer, deadline)
-        return answer
-
-    async def _bad_status(self, event: Failure, answer: Answer, deadline: Deadline) -> LegFailure:
-        body = await self.body(answer, MAX_ERROR_BYTES, deadline)
-        content_type = answer.headers.get("content-type", "application/json")
-        after = answer.headers.get("retry-after", "")
-        return LegFailure(
-            self.leg,
-            event,
-            f"the engine answered {answer.status}",
-            status=answer.status,
-            engine_error=error_object(body),
-            raw=RawAnswer(answer.status, content_type, body) if event == "client_fault" else None,
-            retry_after_s=int(after) if after.isdecimal() and len(after) < 6 else None,
-        )
-
-    async def document(self, answer: Answer) -> bytes:
-        """The complete body: JSON that reports no error, numbers that are not finite as null; or the failure it is."""
-        said = await self.body(answer, MAX_ANSWER_BYTES, self._budget.whole())
-        try:
-            body, error = read_answer(said)
-        except NotAnAnswer as wrong:
-            raise self.failure("garbage", str(wrong)) from wrong
-        if error is not None:
-            raise failure_in_body(self.leg, error)
-        return body
-
-    async def body(self, answer: Answer, limit: int, deadline: Deadline) -> bytes:
-        """The complete body, whatever it is, at most ``limit`` bytes."""
-        body = bytearray()
-        while chunk := await self.chunk(answer, deadline):
-            body += chunk
-            if len(body) > limit:
-                raise self.failure("garbage", f"the answer is larger than {limit} bytes")
-        return bytes(body)
-
-    async def chunk(self, answer: Answer, deadline: Deadline) -> bytes:
-        """The next part of the body, b"" at its end."""
-        self._wait_until(deadline)
-        try:
-            part = await answer.read()
-        except Broken as wrong:
-            raise self.failure("broken", str(wrong)) from wrong
-        self._alarm.set(None)
-        self._heard()
-        return part
-
-    async def drain(self, answer: Answer) -> None:
-        """Read to the end if it is near, so that the connection can serve again; how it ends matters to nobody."""
-        with Alarm(self._clock.now) as enough:
-            enough.set(self._clock.now() + DRAIN_S)
-            try:
-                for _ in range(16):
-                    if not await answer.read():
-                        return
-            except Broken:
-                return
-
-    def _wait_until(self, deadline: Deadline) -> None:
-        self._deadline = deadline
-        self._alarm.set(deadline.at)
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more comes, be it complete or not."""
+        assert self.call is not None, "not begun"
+        return self.call.state in ("complete", "failed")
 
     def failure(self, event: Failure, message: str) -> LegFailure:
         """A failure of this leg."""
-        return LegFailure(self.leg, event, message)
+        return LegFailure(self.plan.leg, event, message)
+
+    def _look(self) -> None:
+        """Something has come, or nothing more will."""
+        call, watched = self.call, self._watched
+        assert call is not None, "told within post()"
+        assert watched is not None, "not begun"
+        if not call.status:
+            return self._not_reached(call.failure())
+        if call.state != "failed":
+            watched.heard_at = self._ground.clock.now()
+        if not self.headed:
+            self.headed = True
+            self._meet_head(call)
+        if self.streams:
+            self._timer.set(None)
+            self._owner.came(self)
+        elif not self.over:
+            self._collect(call)
+
+    def _not_reached(self, why: NotConnected | Broken) -> None:
+        if isinstance(why, Broken):
+            self._fail("broken", str(why))
+        else:
+            self._fail("connect_expired" if why.timed_out else "unreachable", str(why))
+
+    def _meet_head(self, call: Call) -> None:
+        self._bad = event_of_status(call.status)
+        if self._bad is None:
+            self.wait_until(self._budget.whole())
+            self._owner.headed(self)
+
+    def _collect(self, call: Call) -> None:
+        limit = MAX_ANSWER_BYTES if self._bad is None else MAX_ERROR_BYTES
+        try:
+            while part := call.take():
+                self._parts.append(part)
+                self._size += len(part)
+                if self._size > limit:
+                    return self._fail("garbage", f"the answer is larger than {limit} bytes")
+        except Broken as wrong:
+            return self._fail("broken", str(wrong))
+        if call.state == "complete":
+            parts = self._parts
+            self._judge(call, parts[0] if len(parts) == 1 else b"".join(parts))
+        elif call.state == "failed":
+            self._fail("broken", str(call.failure()))
+
+    def _judge(self, call: Call, said: bytes) -> None:
+        if self._bad is not None:
+            return self._owner.failed(self, self._bad_status(self._bad, call, said))
+        streamed = self._budget.stream and is_stream(call.headers)
+        try:
+            body, error = (said, error_in_stream(said)) if streamed else read_answer(said)
+        except NotAnAnswer as wrong:
+            return self._fail("garbage", str(wrong))
+        if error is None:
+            self._owner.answered(self, body)
+        else:
+            self._owner.failed(self, failure_in_body(self.plan.leg, error))
+
+    def _bad_status(self, event: Failure, call: Call, body: bytes) -> LegFailure:
+        content_type = call.headers.get("content-type", "application/json")
+        after = call.headers.get("retry-after", "")
+        return LegFailure(
+            self.plan.leg,
+            event,
+            f"the engine answered {call.status}",
+            status=call.status,
+            engine_error=error_object(body),
+            raw=RawAnswer(call.status, content_type, body) if event == "client_fault" else None,
+            retry_after_s=int(after) if after.isdecimal() and len(after) < 6 else None,
+        )
+
+    def _late(self) -> None:
+        if self._deadline is not None:
+            self._fail("deadline", self._budget.sentence(self._deadline[1]))
+
+    def _fail(self, event: Failure, message: str) -> None:
+        if not self.over:
+            self._owner.failed(self, self.failure(event, message))
+
+
+def is_stream(headers: Mapping[str, str]) -> bool:
+    """Whether a body of these ``headers`` is a stream of events."""
+    return headers.get("content-type", "").startswith("text/event-stream")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
-from typing import Final, Self, get_args
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
@@ -26,31 +25,6 @@ REFUSALS: Final[tuple[ErrorCode, ...]] = ("unauthorized", "forbidden")
 
 _LATENCY_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _BETWEEN_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 0.5, 1)
-
-
-class LegOutcome:
-    """One leg, open inside its block; how it ended is cancelled unless it is said."""
-
-    __slots__ = ("_ended", "_leg", "_open", "name")
-
-    def __init__(self, leg: Leg, open_legs: Tally, ended: Tally) -> None:
-        self._leg = leg
-        self._open = open_legs
-        self._ended = ended
-        self.name = "cancelled"
-
-    def set(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> Self:
-        self._open.inc(self._leg)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.dec(self._leg)
-        self._ended.inc(self._leg, self.name)
 
 
 class RouterMetrics:
@@ -122,9 +96,14 @@ class RouterMetrics:
         for outcome in get_args(Outcome):
             probes.labels(outcome).set_function(partial(fleet.probes, outcome))
 
-    def leg(self, leg: Leg) -> LegOutcome:
-        """Counts one leg as open inside its block and by its outcome afterwards."""
-        return LegOutcome(leg, self._legs_open, self._legs)
+    def leg_began(self, leg: Leg) -> None:
+        """One more is open."""
+        self._legs_open.inc(leg)
+
+    def leg_ended(self, leg: Leg, outcome: str) -> None:
+        """It is not any more, and has had an outcome of :data:`LEG_OUTCOMES`."""
+        self._legs_open.dec(leg)
+        self._legs.inc(leg, outcome)
 
     def ended(self, endpoint: Endpoint, outcome: str, seconds: float) -> None:
         """One request ended with an outcome of :data:`OUTCOMES`."""

@@ -13,12 +13,13 @@ class Pace:
         self.first_at = 0.0
         self.last_at = 0.0
 
-    def event(self, now: float) -> None:
-        """One event goes to the client."""
-        if not self.count:
-            self.first_at = now
-        self.last_at = now
-        self.count += 1
+    def events(self, count: int, now: float) -> None:
+        """So many events go to the client."""
+        if count:
+            if not self.count:
+                self.first_at = now
+            self.last_at = now
+            self.count += count
 
     def first_after_s(self, started: float) -> float | None:
         """From ``started`` to the first event; None without one."""

@@ -7,9 +7,10 @@ values handed in; the same arguments give the same answer.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, NamedTuple
+
+from msgspec import Struct, field
 
 from pdcore.router.eligible import Answer, Check, CompatMemo, Doubts, Eligible, Filter
 from pdcore.router.policies.base import Choice, Policy, choose
@@ -24,8 +25,7 @@ __all__ = ["NO_DOUBTS", "CompatMemo", "InstanceKey", "Load", "NoPair", "Pick", "
 _NO_REASONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pick:
+class Pick(Struct, frozen=True, kw_only=True):
     """The chosen instances. ``prefill`` is None when one unified instance serves the request alone.
 
     ``choices`` were made in this order; ``excluded`` says of instances that no policy was asked about why not.
@@ -59,8 +59,7 @@ class Pick:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoPair:
+class NoPair(Struct, frozen=True, kw_only=True):
     """Nobody can serve it. ``reasons`` by instance id; ``"*"`` when there is no instance to blame."""
 
     reasons: Mapping[str, tuple[str, ...]]
@@ -142,7 +141,7 @@ class _Question(NamedTuple):
 
     def _pair(self, eligible: Eligible) -> Pick:
         prefill = self._choice(self.policies.prefill, eligible.prefills, None)
-        decodes = next(decodes for one, decodes in eligible.pairs if one is prefill.instance)
+        decodes = eligible.decodes_of[prefill.instance.instance_id]
         decode = self._choice(self.policies.decode, decodes, prefill.instance)
         return self._picked(eligible, prefill, _dp_rank(self.want, prefill), decode)
 

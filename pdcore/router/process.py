@@ -31,11 +31,11 @@ from pdcore.router.credentials import read_credentials
 from pdcore.router.doors import operators_door, warn_of_open_doors
 from pdcore.router.fixed.fleet import keyspace_of, store_shown, tended
 from pdcore.router.lifecycle import Lifecycle
-from pdcore.router.watched_files import watch
 from pdcore.router.wire_server import ServerConnection
 from pdcore.router.wire_upstream import WireUpstream
 from pdcore.topology.keys import Keyspace
 from pdcore.topology.records import RouterRecord
+from pdcore.watched_files import watch
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 LAST_WORDS_S: Final = 2.0  # for the error events of requests that the drain cut short
@@ -52,7 +52,7 @@ async def run(config: RouterConfig, listener: socket.socket) -> None:
     router_id = router_id_of(config, listener)
     url = url_of(config.host, listener, tls=credentials.tls is not None)
     lifecycle = Lifecycle(max_in_flight=config.max_in_flight)
-    upstream = WireUpstream(connect_timeout_s=config.connect_timeout_s)
+    upstream = WireUpstream(connect_timeout_s=config.connect_timeout_s, tls=credentials.engine_tls)
     cached = None if config.view_cache is None else cache.read(config.view_cache, config.cluster)
     with _signalled() as stop:
         async with (
@@ -72,6 +72,7 @@ async def run(config: RouterConfig, listener: socket.socket) -> None:
                 lease=lambda: place.lease,
                 cached=cached,
                 access=credentials.access,
+                engine_tls=credentials.engine_tls,
             )
             serving.ground.metrics.watch(
                 "unread_files", "Files of keys that changed and cannot be read.", credentials.unread

@@ -15,7 +15,7 @@ from typing import Final, Literal
 import msgspec
 
 from pdcore.errors import ApiError
-from pdcore.router.endings import UNREADABLE, EngineError, Said
+from pdcore.router.endings import UNREADABLE, EngineError, NotAnAnswer, Said
 
 MAX_EVENT_BYTES: Final = 4 << 20
 DONE: Final = b"data: [DONE]\n\n"
@@ -39,9 +39,8 @@ class EventCutter:
 
     def push(self, chunk: bytes) -> Iterable[bytes]:
         """Every event that ``chunk`` completes, with its blank line. Raises :class:`EventTooLarge`."""
-        if chunk.endswith(b"\n\n") and not self._pending and b"\r" not in chunk:
-            if chunk.find(b"\n\n") == len(chunk) - 2:
-                return (chunk,)  # as engines send them
+        if not self._pending and is_one_event(chunk):
+            return (chunk,)  # as engines send them
         return self._cut(chunk)
 
     def _cut(self, chunk: bytes) -> Iterator[bytes]:
@@ -61,7 +60,22 @@ class EventCutter:
         return len(self._pending)
 
 
+def is_one_event(part: bytes) -> bool:
+    """Whether ``part`` is one whole event, told at a glance: False for one that is, but written unusually."""
+    return part.endswith(b"\n\n") and part.find(b"\n\n") == len(part) - 2 and b"\r" not in part
+
+
 _CHUNK: Final = msgspec.json.Decoder(Said)
+
+
+def goes_on(part: bytes) -> bool:
+    """Whether ``part`` is one event that ends nothing, told at a glance: False for one that is written unusually."""
+    if not part.startswith(b"data: ") or part.find(b"\n\n") != len(part) - 2:
+        return False
+    try:
+        return _CHUNK.decode(part[6:-2]).goes_on  # is no JSON where there are more lines than one
+    except UNREADABLE:
+        return False
 
 
 class StreamReader:
@@ -79,6 +93,8 @@ class StreamReader:
 
     def read(self, event: bytes) -> EventKind:
         """What ``event`` is; remembers which answers have finished."""
+        if goes_on(event):
+            return "data"
         data = event_data(event)
         if data is None:
             return "comment"
@@ -90,7 +106,7 @@ class StreamReader:
             return self._unfamiliar(data)
         except UNREADABLE:
             return "garbage"
-        return "data" if said.goes_on else self._judge(said)
+        return self._judge(said)
 
     def _judge(self, said: Said) -> EventKind:
         ended = said.endings()
@@ -113,10 +129,23 @@ class StreamReader:
         return self._judge(Said(error=document.get("error") if isinstance(document, dict) else None))
 
 
+def error_in_stream(body: bytes) -> EngineError | None:
+    """What a complete stream of events reports as its error; raises :class:`NotAnAnswer` where it is unreadable.
+
+    An engine that computes a prompt and sends no token on streams nothing that ends, so its end is not looked for.
+    """
+    reader = StreamReader()
+    for event in EventCutter(max_bytes=len(body)).push(body):
+        kind = reader.read(event)
+        if kind == "garbage":
+            raise NotAnAnswer("an event of the stream is not JSON")
+        if kind == "error":
+            return reader.error
+    return None
+
+
 def event_data(event: bytes) -> bytes | None:
     """The event's data, lines joined; None when it has none (comments, ids, retry hints)."""
-    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
-        return event[6:-2]
     lines = [_field(line) for line in event.splitlines() if line.startswith(b"data:")]
     return b"\n".join(lines) if lines else None
 

@@ -8,8 +8,10 @@ since it names a view that is old and nothing else; every other retry is paid fr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
+
+from msgspec.structs import replace
 
 from pdcore.registry.overlay.fleet import Fleet
 from pdcore.router.dispatch import Verdict

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from typing import Final
 
 from pdcore.errors import ApiError, StoreError
 from pdcore.registry.store import Absent, Delete, LeaseId, Put, Store, ValueIs
+from pdcore.router.chance import take
 from pdcore.router.fields import MAX_ROOM
 from pdcore.telemetry import logger
 from pdcore.topology.keys import Keyspace
@@ -29,7 +30,7 @@ _log = logger(__name__)
 
 def fresh_room() -> int:
     """A room nobody used, with certainty enough: 63 random bits, never 0 ("not written")."""
-    return 1 + secrets.randbelow(MAX_ROOM)
+    return (int.from_bytes(take(8), "big") & MAX_ROOM) or MAX_ROOM
 
 
 class ClientRooms:
@@ -54,16 +55,13 @@ class ClientRooms:
         self._here: set[int] = set()
         self._left: dict[int, bytes] = {}
 
-    def claimed(self, room: int | None) -> AbstractAsyncContextManager[Release]:
+    @asynccontextmanager
+    async def claimed(self, room: int) -> AsyncIterator[Release]:
         """Hold ``room`` inside the block, or until what it yields is called; 409 when another request holds it.
 
         A client that has its whole answer may use the name again at once, so the claim has to go before the last
         byte does.
         """
-        return nullcontext(_nothing) if room is None else self._claimed(room)
-
-    @asynccontextmanager
-    async def _claimed(self, room: int) -> AsyncIterator[Release]:
         if room in self._here:
             raise _taken(room)
         self._here.add(room)
@@ -112,10 +110,6 @@ class ClientRooms:
             self._left.pop(room, None)
         except (StoreError, TimeoutError) as away:
             _log.warning("client room stays claimed until the lease ends", room=room, reason=str(away))
-
-
-async def _nothing() -> None:
-    return
 
 
 def _taken(room: int) -> ApiError:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from pdcore.config import RouterConfig
 from pdcore.errors import ApiError
@@ -21,9 +24,10 @@ from pdcore.router.api import TOKENIZING, ClientRequest
 from pdcore.router.budget import Budget
 from pdcore.router.callbacks import Callback
 from pdcore.router.contacts import Contacts, takes_over
-from pdcore.router.dispatch import AttemptRun, Ground, Presentation, Verdict
+from pdcore.router.dispatch import AttemptRun, Presentation, Verdict
 from pdcore.router.exchange import LegFailure, Phase, decide
 from pdcore.router.fixed.fleet import FixedFleet
+from pdcore.router.ground import Ground
 from pdcore.router.load import Ledger
 from pdcore.router.models import meant
 from pdcore.router.pick import NoPair, Pick, Rules, Want, pick
@@ -35,8 +39,7 @@ from pdcore.router.retries import Retries
 from pdcore.router.rooms import ClientRooms, fresh_room
 
 
-@dataclass(slots=True, kw_only=True)
-class Trace:
+class Trace(Struct, kw_only=True):
     """What the access line tells of a request; filled in as it goes. ``client`` is the name of its API key.
 
     ``arrived``: the whole request is here.
@@ -52,19 +55,19 @@ class Trace:
     attempts: int = 0
     error: str | None = None
 
-    def details(self) -> dict[str, object]:
-        """What is worth a field only where it says something."""
-        said = {
-            "client": self.client,
-            "items": self.items if self.items > 1 else None,
-            "stream": True if self.stream else None,
-            "error": self.error,
-        }
-        return {name: value for name, value in said.items() if value is not None}
+    def add_to(self, fields: dict[str, object]) -> None:
+        """Add what is worth a field only where it says something."""
+        if self.client is not None:
+            fields["client"] = self.client
+        if self.items > 1:
+            fields["items"] = self.items
+        if self.stream:
+            fields["stream"] = True
+        if self.error is not None:
+            fields["error"] = self.error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incoming:
+class Incoming(Struct, frozen=True, kw_only=True):
     """A parsed request and what came with it."""
 
     request: ClientRequest
@@ -99,30 +102,45 @@ async def serve(serving: Serving, incoming: Incoming, client: ClientAnswer) -> N
     if refused_s:
         raise _kills(refused_s)
     want = _want(serving, request)
-    async with serving.client_rooms.claimed(request.room_name) as release:
-        client.before_end = release
-        retries = Retries(
-            fleet=serving.fleet,
-            witness=witness,
-            pick=partial(_pick, serving),
-            now=serving.ground.clock.now,
-            counted=serving.ground.metrics.retried,
-        )
-        failure: LegFailure | None = None
-        carried: Carried | None = None
-        for number in range(serving.config.max_attempts):
-            incoming.trace.attempts = number + 1
-            chosen = _for_endpoint(request, _choose(serving, want, failure, carried))
-            carried = carried if carried is not None and takes_over(chosen, carried) else None
-            verdict = await _attempt(serving, incoming, want.model, chosen, client, carried)
-            failure = verdict.failure
-            if failure is None:
-                return witness.answered(request)
-            is_final = client.started or number + 1 == serving.config.max_attempts
-            again = None if is_final else await retries.next(want, chosen, verdict)
-            if again is None:
-                raise failure
-            want, carried = again, verdict.left
+    if request.room_name is None:
+        await _attempts(serving, incoming, client, want)
+    else:
+        async with serving.client_rooms.claimed(request.room_name) as release:
+            client.before_end = release
+            await _attempts(serving, incoming, client, want)
+    witness.answered(request)
+
+
+async def _attempts(serving: Serving, incoming: Incoming, client: ClientAnswer, want: Want) -> None:
+    """Attempt it until one finishes, or raise the failure of the last."""
+    retries: Retries | None = None
+    failure: LegFailure | None = None
+    carried: Carried | None = None
+    for number in range(serving.config.max_attempts):
+        incoming.trace.attempts = number + 1
+        chosen = _for_endpoint(incoming.request, _choose(serving, want, failure, carried))
+        carried = carried if carried is not None and takes_over(chosen, carried) else None
+        verdict = await _attempt(serving, incoming, want.model, chosen, client, carried)
+        failure = verdict.failure
+        if failure is None:
+            return
+        if client.started or number + 1 == serving.config.max_attempts:
+            raise failure
+        retries = retries or _retries(serving)
+        again = await retries.next(want, chosen, verdict)
+        if again is None:
+            raise failure
+        want, carried = again, verdict.left
+
+
+def _retries(serving: Serving) -> Retries:
+    return Retries(
+        fleet=serving.fleet,
+        witness=serving.ground.witness,
+        pick=partial(_pick, serving),
+        now=serving.ground.clock.now,
+        counted=serving.ground.metrics.retried,
+    )
 
 
 def _kills(refused_s: float) -> ApiError:
@@ -142,7 +160,8 @@ def _want(serving: Serving, request: ClientRequest) -> Want:
             raise ApiError("invalid_request", f"bootstrap_host/bootstrap_port {why}", param="bootstrap_host")
         pinned = instance.instance_id
     model = _model(serving, request.model)
-    _check_dp_rank(serving, model, pinned, request.prefill_dp_rank)
+    if request.prefill_dp_rank is not None:
+        _check_dp_rank(serving, model, pinned, request.prefill_dp_rank)
     return Want(
         model=model,
         pinned_prefill=pinned,
@@ -166,9 +185,7 @@ def _model(serving: Serving, asked: str | None) -> str:
     return meant(tuple(known), asked)
 
 
-def _check_dp_rank(serving: Serving, model: str, pinned: str | None, rank: int | None) -> None:
-    if rank is None:
-        return
+def _check_dp_rank(serving: Serving, model: str, pinned: str | None, rank: int) -> None:
     prefills = serving.fleet.topology.by_role("prefill")
     sizes = [
         one.record.dp_size
@@ -223,8 +240,10 @@ async def _attempt(
 ) -> Verdict:
     handshake = serving.handshakes[protocol_of(chosen)]
     handshake.check(incoming.request)
-    rooms = tuple(fresh_room() for _ in range(incoming.request.items))
-    incoming.trace.pair, incoming.trace.room, incoming.trace.revision = chosen.name, rooms[0], chosen.revision
+    items = incoming.request.items
+    rooms = (fresh_room(),) if items == 1 else tuple(fresh_room() for _ in range(items))
+    name = chosen.name
+    incoming.trace.pair, incoming.trace.revision = name, chosen.revision
     attempt = Attempt(
         request=incoming.request,
         model=model,
@@ -237,15 +256,15 @@ async def _attempt(
     )
     incoming.trace.room = attempt.room
     seen = serving.ground.witness.over(chosen, incoming.request)
-    shown = _presentation(incoming.request, chosen)
+    shown = _presentation(incoming.request, name, chosen.revision)
     callback: Callback | None = None
     holds = serving.ledger.take(chosen)
     if carried is not None:
         holds[carried.prefill[0]].release()  # it has done its part
     try:
         plan, callback = await serving.contacts.plan(handshake, attempt)
-        run = AttemptRun(plan, serving.ground, seen, incoming.budget, client, shown, callback)
-        verdict = await run.run(holds)
+        run = AttemptRun(plan, serving.ground, seen, incoming.budget, client, shown, holds, callback)
+        verdict = await run.run()
         if verdict.failure is not None:
             serving.contacts.failed(chosen)
         return verdict
@@ -264,8 +283,8 @@ def protocol_of(chosen: Pick) -> str:
     return "unified" if chosen.prefill is None else chosen.decode.record.protocol
 
 
-def _presentation(request: ClientRequest, chosen: Pick) -> Presentation:
-    headers = {"x-pdcore-pair": chosen.name, "x-pdcore-revision": str(chosen.revision)}
+def _presentation(request: ClientRequest, pair: str, revision: int) -> Presentation:
+    headers = {"x-pdcore-pair": pair, "x-pdcore-revision": str(revision)}
     name, items = request.room_name, request.items
     if name is None:
         return Presentation(headers=headers, items=items)

@@ -1,23 +1,26 @@
 """The way to an engine: the seam every leg goes through.
 
-A transport posts one leg and hands over the answer's head and its body as it comes. It knows nothing of legs, retries
-or budgets except the time a connection may take. Its own exceptions end there; two kinds come out. It ignores proxy
-variables and ``.netrc``, follows no redirect and asks for no encoding. Whatever does so passes
+A transport posts one leg and says whenever more of the answer has come; whoever asked looks at it then. It knows nothing
+of legs, retries or budgets except the time a connection may take. Its own exceptions end there; two kinds come out. It
+ignores proxy variables and ``.netrc``, follows no redirect and asks for no encoding. Whatever does so passes
 ``tests/router/test_upstream.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Final, Protocol, Self
+from collections.abc import Callable, Mapping
+from typing import Final, Literal, Protocol, Self
+
+from msgspec import Struct
 
 from pdcore.errors import PdcoreError
 
 KEEPALIVE_S: Final = (
     3.0  # shorter than any engine's, so that a pooled connection is never closed under a request
 )
+
+State = Literal["head", "body", "complete", "failed"]
+"""What is waited for: the answer's head, more of its body, or nothing any more."""
 
 
 class NotConnected(PdcoreError):
@@ -32,8 +35,7 @@ class Broken(PdcoreError):
     """The connection ended before the answer did, or what came is not HTTP."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Post:
+class Post(Struct, frozen=True, kw_only=True):
     """One POST with a JSON body."""
 
     url: str
@@ -41,20 +43,48 @@ class Post:
     body: bytes
 
 
-class Answer(Protocol):
-    """An engine's answer whose head has arrived. Header names are lower-case."""
+Frames = Callable[[bytes, bytes], bool]
+
+
+class Call(Protocol):
+    """A POST on its way, and what has come of its answer."""
 
     @property
-    def status(self) -> int: ...
+    def state(self) -> State: ...
 
     @property
-    def headers(self) -> Mapping[str, str]: ...
+    def status(self) -> int:
+        """0 until the head has come."""
+        ...
 
-    async def read(self) -> bytes:
-        """The next part of the body as it comes, content encoding undone; b"" at its end. Raises :class:`Broken`.
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """By lower-case names."""
+        ...
 
-        Little is read ahead of the caller: one part as the socket gives it, 64 KiB and the socket's own buffers.
+    def take(self) -> bytes:
+        """What has come of the body and was not taken yet, content encoding undone; b"" for nothing new.
+
+        To be asked until it says so before ``state`` means anything. Little is read ahead of the taker: one part as the
+        socket gives it, 64 KiB and the socket's own buffers. Raises :class:`Broken`.
         """
+        ...
+
+    def offer_frames(self, take: Frames) -> None:
+        """Offer ``take`` every chunked frame of the body that comes whole and alone, before anything else sees it.
+
+        ``take`` gets the frame and its content, and says whether it has dealt with it; if not, it comes like everything
+        else. A transport need not ever do so.
+        """
+        ...
+
+    def failure(self) -> NotConnected | Broken:
+        """Why it has failed: :class:`NotConnected` also for a URL that leads nowhere."""
+        ...
+
+    def close(self) -> None:
+        """Done with it, at any moment and however often: the connection is given back, or closed if there is more to
+        come. Nothing is told any more, and nothing of an answer that was left early is ever read again."""
         ...
 
 
@@ -65,10 +95,6 @@ class Upstream(Protocol):
 
     async def __aexit__(self, *exc_info: object) -> None: ...
 
-    def post(self, post: Post) -> AbstractAsyncContextManager[Answer]:
-        """Send ``post``; entering waits for the head, leaving gives the connection back or closes it.
-
-        Entering raises :class:`NotConnected` (also for a URL that leads nowhere) or :class:`Broken`, and may be
-        cancelled at any moment; so may every read. Nothing of an answer that was left early is ever read again.
-        """
+    def post(self, post: Post, on_change: Callable[[], None]) -> Call:
+        """Send ``post``. ``on_change`` is called whenever there is something to look at, never from within this call."""
         ...

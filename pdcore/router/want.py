@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
+
+from msgspec import Struct
 
 InstanceKey = tuple[str, str]
 """(instance id, incarnation): an exclusion never outlives the incarnation that earned it."""
@@ -29,8 +30,7 @@ class Prefix(NamedTuple):
     shared_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
+class Want(Struct, frozen=True, kw_only=True):
     """What a request asks of its pair.
 
     ``excluded`` maps instances that refused it to what they said. ``room`` is the client's own name for its room.
@@ -41,7 +41,7 @@ class Want:
     model: str
     pinned_prefill: str | None = None
     prefill_dp_rank: int | None = None
-    excluded: Mapping[InstanceKey, str] = field(default_factory=dict)
+    excluded: Mapping[InstanceKey, str] = {}
     room: int | None = None
     draw: int = 0
     prefix: Prefix | None = None

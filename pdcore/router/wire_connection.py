@@ -1,45 +1,51 @@
 """One keep-alive connection to an engine: a request goes out whole, its answer comes in part by part.
 
 A connection serves one request at a time. What arrives is kept in the request's own :class:`Reply`, so that whoever
-holds an old one can never read the answer to a later request. Past :data:`MOST_AHEAD_BYTES` that nobody has read the
+holds an old one can never read the answer to a later request. Past :data:`MOST_AHEAD_BYTES` that nobody has taken the
 socket is left alone, and TCP holds the engine back.
 
 Mutable state of a connection: ``_reply`` (the request being served, None while idle), ``_transport``, ``_paused``, and
-``_strayed``, which once set means that bytes came that belong to no request: such a connection is not used again. That
-of a reply: ``state``, ``_parts`` and ``_waiter``, changed by its connection and by its one reader.
+``_strayed``, which once set means that bytes came that belong to no request: such a connection is not used again; and
+``_between_chunks``, while the parser has seen whole chunks and nothing of a further one. That of a reply: what has come, changed by its connection and by whoever takes it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
-from typing import Final, Literal, cast
+from typing import Final, cast
 
 import httptools
 
-from pdcore.router.upstream import Broken, NotConnected
+from pdcore.router.upstream import Broken, Frames, NotConnected, State
+from pdcore.router.wire_encoding import Inflater, inflater
 
 MOST_AHEAD_BYTES: Final = 64 << 10
 MAX_HEAD_BYTES: Final = 64 << 10
+_FRAME: Final = re.compile(rb"([0-9a-fA-F]{1,6})\r\n")
 
-State = Literal["head", "body", "complete", "broken"]
+
+def _nobody() -> None:
+    """Is told of nothing."""
 
 
 class Reply:
-    """The answer to one request; implements :class:`pdcore.router.upstream.Answer` once its head is there."""
+    """The answer to one request, as far as it has come."""
 
     __slots__ = (
-        *("_closed_here", "_connection", "_loop", "_parts", "_waiter", "_why", "head_bytes"),
-        *("headers", "keep_alive", "state", "status", "unread_bytes", "until_close"),
+        *("_broken", "_connection", "_inflater", "_parts", "_tell", "changed", "head_bytes", "headers"),
+        *("frames", "keep_alive", "state", "status", "unread_bytes", "until_close"),
     )
 
-    def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
-        self._connection = connection
-        self._loop = loop
+    def __init__(self, tell: Callable[[], None] = _nobody) -> None:
+        self._tell = tell
+        self._connection: Connection | None = None
+        self._inflater: Inflater | None = None
         self._parts: list[bytes] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self._why = ""
-        self._closed_here = False
+        self._broken: NotConnected | Broken | None = None
+        self.changed = False
+        self.frames: Frames | None = None
         self.state: State = "head"
         self.status = 0
         self.headers: Mapping[str, str] = {}
@@ -48,55 +54,86 @@ class Reply:
         self.head_bytes = 0
         self.unread_bytes = 0
 
-    async def head(self) -> None:
-        """Return when status and headers are there; raises NotConnected or Broken."""
-        while self.state == "head":
-            waiter = self._waiter = self._loop.create_future()
-            await waiter
-        if self.state == "broken" and not self.status:
-            raise self._failure()
+    # What whoever asked does
 
-    async def read(self) -> bytes:
-        """Everything that has come and was not read yet, waiting for something; b"" at the end."""
-        while not self._parts:
-            if self.state == "complete":
-                return b""
-            if self.state == "broken":
-                raise self._failure()
-            waiter = self._waiter = self._loop.create_future()
-            await waiter
-        parts, self._parts = self._parts, []
-        if self.unread_bytes > MOST_AHEAD_BYTES:
-            self._connection.resume()
-        self.unread_bytes = 0
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+    def take(self) -> bytes:
+        """See :meth:`pdcore.router.upstream.Call.take`."""
+        if self._inflater is None:
+            return self._take_raw()
+        part = self._inflater.take()
+        while not part and self._parts:
+            self._inflater.feed(self._take_raw())
+            part = self._inflater.take()
+        if not part and self.state == "complete":
+            self._inflater.check_end()
+        return part
+
+    def failure(self) -> NotConnected | Broken:
+        """See :meth:`pdcore.router.upstream.Call.failure`."""
+        assert self._broken is not None, "it has not failed"
+        return self._broken
+
+    def offer_frames(self, take: Frames) -> None:
+        """See :meth:`pdcore.router.upstream.Call.offer_frames`."""
+        if self._inflater is None:
+            self.frames = take
+
+    def forget(self) -> None:
+        """Nobody wants to be told any more."""
+        self._tell = _nobody
+        self.frames = None
+
+    # What its connection does
+
+    def sent(self, connection: Connection) -> None:
+        """It is on its way."""
+        self._connection = connection
+
+    def begin(self, status: int, headers: Mapping[str, str], *, keep_alive: bool) -> None:
+        """The head has come."""
+        self.status, self.headers, self.keep_alive = status, headers, keep_alive
+        self.until_close = "content-length" not in headers and "transfer-encoding" not in headers
+        if "content-encoding" in headers:
+            try:
+                self._inflater = inflater(headers["content-encoding"])
+            except Broken as wrong:
+                self.status = 0
+                return self.fail(wrong)
+        self.state = "body"
+        self.changed = True
 
     def add(self, part: bytes) -> None:
         """A part of the body has come."""
         self._parts.append(part)
         self.unread_bytes += len(part)
-        self.wake()
+        self.changed = True
 
-    def change(self, state: State) -> None:
-        """Go on to ``state``."""
-        self.state = state
-        self.wake()
+    def complete(self) -> None:
+        """That was all."""
+        self.state = "complete"
+        self.changed = True
 
-    def fail(self, why: str, *, closed_here: bool) -> None:
-        """Nothing more will come, and it was not all; what has come may still be read."""
-        if self.state != "complete":
-            self._why, self._closed_here = why, closed_here
-            self.change("broken")
+    def fail(self, why: NotConnected | Broken) -> None:
+        """Nothing more will come, and it was not all; what has come may still be taken."""
+        if self.state in ("head", "body"):
+            self.state, self._broken = "failed", why
+            self.changed = True
 
-    def wake(self) -> None:
-        """Let the reader look again."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def tell(self) -> None:
+        """Have it looked at, if there is anything new."""
+        if self.changed:
+            self.changed = False
+            self._tell()
 
-    def _failure(self) -> Broken | NotConnected:
-        if self._closed_here and not self.status:
-            return NotConnected(self._why, timed_out=False)
-        return Broken(self._why)
+    def _take_raw(self) -> bytes:
+        parts = self._parts
+        if not parts:
+            return b""
+        self._parts = []
+        if self.unread_bytes > MOST_AHEAD_BYTES and self._connection is not None:
+            self._connection.resume(self)
+        self.unread_bytes = 0
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class Connection(asyncio.Protocol):
@@ -104,32 +141,38 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, on_closed: Callable[[Connection], None]) -> None:
         self._on_closed = on_closed
-        self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._reply: Reply | None = None
-        self._headers: dict[str, str] = {}
+        self._headers: list[tuple[bytes, bytes]] = []
         self._informational = False
+        self._between_chunks = False
         self._paused = False
         self._strayed = False
         self.idle_since = 0.0
 
-    def send(self, head: bytes, body: bytes) -> Reply:
-        """Begin a request on this idle connection."""
+    def send(self, reply: Reply, head: bytes, body: bytes) -> None:
+        """Begin a request on this idle connection; its answer goes into ``reply``."""
         assert self._reply is None, "one request at a time"
-        reply = self._reply = Reply(self, self._loop)
+        self._reply = reply
+        reply.sent(self)
         if self._transport is None or self._transport.is_closing():
-            reply.fail("the connection is closed", closed_here=True)
+            reply.fail(NotConnected("the connection is closed", timed_out=False))
         else:
-            self._headers = {}
-            self._transport.writelines((head, body))
-        return reply
+            self._headers = []
+            self._write(self._transport, head, body)
+
+    def _write(self, transport: asyncio.Transport, head: bytes, body: bytes) -> None:
+        if len(body) <= MOST_AHEAD_BYTES:
+            transport.write(head + body)  # to copy what is small is cheaper than to send two pieces
+        else:
+            transport.writelines((head, body))
 
     def release(self) -> bool:
         """Forget the request. True when the next one may come, else the connection is closed."""
         reply, self._reply = self._reply, None
         if reply is not None and reply.state == "complete" and reply.keep_alive and self.usable:
-            self.resume()
+            self._read_on()
             return True
         self.close("the request was given up")
         return False
@@ -141,13 +184,19 @@ class Connection(asyncio.Protocol):
 
     def close(self, why: str) -> None:
         """End it at once, on this side's own account."""
-        if self._reply is not None:
-            self._reply.fail(why, closed_here=True)
+        reply = self._reply
+        if reply is not None:
+            reply.fail(Broken(why) if reply.status else NotConnected(why, timed_out=False))
+            reply.tell()
         if self._transport is not None:
             self._transport.abort()
 
-    def resume(self) -> None:
-        """Read from the socket again."""
+    def resume(self, reply: Reply) -> None:
+        """``reply`` can take more; if it is the one being served, read from the socket again."""
+        if reply is self._reply:
+            self._read_on()
+
+    def _read_on(self) -> None:
         if self._paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
         self._paused = False
@@ -162,9 +211,10 @@ class Connection(asyncio.Protocol):
         reply = self._reply
         if reply is not None:
             if exc is None and reply.until_close and reply.state == "body":
-                reply.change("complete")
+                reply.complete()
             else:
-                reply.fail(_how_it_ended(exc), closed_here=False)
+                reply.fail(Broken(_how_it_ended(exc)))
+            reply.tell()
         self._on_closed(self)
 
     def data_received(self, data: bytes) -> None:
@@ -172,16 +222,30 @@ class Connection(asyncio.Protocol):
         if reply is None:
             self._stray()
             return
+        if reply.frames is not None and self._between_chunks and self._is_taken(reply.frames, data):
+            return
         try:
+            self._between_chunks = False
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as wrong:
-            reply.fail(f"the answer is not HTTP: {wrong}", closed_here=False)
+            reply.fail(Broken(f"the answer is not HTTP: {wrong}"))
             self._stray()
-            return
         if reply.state == "head":
             self._bound_head(reply, len(data))
         elif reply.unread_bytes > MOST_AHEAD_BYTES and not self._paused:
             self._pause()
+        self._between_chunks = self._between_chunks and data.endswith(b"\r\n")
+        reply.tell()
+
+    def _is_taken(self, take: Frames, data: bytes) -> bool:
+        """Whether ``data`` is one whole frame of a chunked body and was taken as such; the parser never hears of it."""
+        found = _FRAME.match(data)
+        if found is None:
+            return False
+        begin, size = found.end(), int(found.group(1), 16)
+        if not size or len(data) != begin + size + 2 or not data.endswith(b"\r\n"):
+            return False
+        return take(data, data[begin:-2])
 
     def _pause(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -191,7 +255,7 @@ class Connection(asyncio.Protocol):
     def _bound_head(self, reply: Reply, more: int) -> None:
         reply.head_bytes += more
         if reply.head_bytes > MAX_HEAD_BYTES:
-            reply.fail(f"the answer's head is larger than {MAX_HEAD_BYTES} bytes", closed_here=False)
+            reply.fail(Broken(f"the answer's head is larger than {MAX_HEAD_BYTES} bytes"))
             self._stray()
 
     def _stray(self) -> None:
@@ -210,35 +274,48 @@ class Connection(asyncio.Protocol):
         reply = self._reply
         if reply is None or reply.state != "head":
             return  # a trailer, or an answer to nobody
-        key, text = name.lower().decode("latin-1"), value.decode("latin-1")
-        earlier = self._headers.get(key)
-        self._headers[key] = text if earlier is None else f"{earlier}, {text}"
+        self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         reply = self._reply
         if reply is None or reply.state != "head":
             return
         status = self._parser.get_status_code()
-        headers, self._headers = self._headers, {}
+        headers, self._headers = self._headers, []
         if 100 <= status < 200:
             self._informational = True
             return
-        reply.status, reply.headers = status, headers
-        reply.keep_alive = self._parser.should_keep_alive()
-        reply.until_close = "content-length" not in headers and "transfer-encoding" not in headers
-        reply.change("body")
+        reply.begin(status, _by_name(headers), keep_alive=self._parser.should_keep_alive())
 
     def on_body(self, part: bytes) -> None:
         reply = self._reply
         if reply is not None and reply.state == "body":
             reply.add(part)
 
+    def on_chunk_header(self) -> None:
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._between_chunks = True
+
     def on_message_complete(self) -> None:
         reply = self._reply
         if self._informational:
             self._informational = False
         elif reply is not None and reply.state == "body":
-            reply.change("complete")
+            reply.complete()
+
+
+def _by_name(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers by their lower-case names; of several of one name, all that they say."""
+    found = {name.lower().decode("latin-1"): value.decode("latin-1") for name, value in headers}
+    if len(found) == len(headers):
+        return found
+    every: dict[str, str] = {}
+    for raw, value in headers:
+        name, said = raw.lower().decode("latin-1"), value.decode("latin-1")
+        every[name] = f"{every[name]}, {said}" if name in every else said
+    return every
 
 
 def _how_it_ended(error: Exception | None) -> str:

@@ -158,6 +158,19 @@ class Exchange:
         else:
             raise RuntimeError(f"the application sent {kind!r} out of turn")
 
+    def push(self, part: bytes, frame: bytes | None) -> bool:
+        """Write a further part of the body at once; False, and nothing is written, if that would have to wait.
+
+        ``frame`` holds ``part`` as a chunk, where somebody has made one already.
+        """
+        if not self.started or self.complete or self.gone or self._wire.drained() is not None:
+            return False
+        if frame is not None and self._framing == "chunked" and not self._head:
+            self._wire.write(frame)
+        else:
+            self._write(part, more=True)
+        return True
+
     def _opening(self, status: int, headers: RawHeaders) -> bytes:
         """The response's head; decides how its body is framed."""
         lines = [_status_line(status)]

@@ -2,13 +2,14 @@
 
 uvicorn accepts connections, counts them and ends them; this class reads requests from one and runs the application for
 each. The application is plain ASGI and runs under uvicorn's own class as well. What it finds here in addition is the
-scope's extension :data:`~pdcore.router.departure.DEPARTURE`, which spares it a task per request.
+scope's extension :data:`~pdcore.router.departure.DEPARTURE`, which spares it a task per request, and :data:`~pdcore.router.answer.PUSH`,
+which spares it waking one per event.
 
 Requests that come on one connection before the earlier ones are answered wait their turn. A head has its bounds in
 bytes and in time, and a connection on which nothing is served is closed after uvicorn's ``timeout_keep_alive``.
 
 Mutable state: ``_current`` (the exchange being served), ``_queue`` (those that wait), ``_patience`` (when an idle
-connection ends), the parser's (``_url``, ``_headers``, ``_coming``, ``_head_bytes``), the two directions' brakes
+connection ends), the parser's (``_url``, ``_headers``, ``_expects``, ``_coming``, ``_head_bytes``), the two directions' brakes
 (``_held``, ``_full``), and ``_deaf``, once nothing more is read.
 """
 
@@ -26,6 +27,7 @@ from uvicorn.server import ServerState
 
 from pdcore.errors import ApiError, ErrorCode
 from pdcore.http_head import HEAD_WITHIN_S, MAX_HEAD_BYTES
+from pdcore.router.answer import PUSH
 from pdcore.router.departure import DEPARTURE
 from pdcore.router.lazy_timer import LazyTimer
 from pdcore.router.wire_exchange import Exchange, Message, RawHeaders
@@ -67,6 +69,7 @@ class ServerConnection(asyncio.Protocol):
         self._patience = LazyTimer(self._close, self._loop.time)
         self._url = b""
         self._headers: list[tuple[bytes, bytes]] = []
+        self._expects = False
         self._head_bytes = 0
         self._held = False
         self._full: asyncio.Future[None] | None = None
@@ -134,14 +137,17 @@ class ServerConnection(asyncio.Protocol):
     # What the parser says
 
     def on_message_begin(self) -> None:
-        self._url, self._headers, self._coming = b"", [], None
+        self._url, self._headers, self._coming, self._expects = b"", [], None, False
 
     def on_url(self, part: bytes) -> None:
         self._url += part
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._coming is None:  # else a trailer
-            self._headers.append((name.lower(), value))
+            lowered = name.lower()
+            self._headers.append((lowered, value))
+            if lowered == b"expect":
+                self._expects = True
 
     def on_headers_complete(self) -> None:
         self._head_bytes = 0
@@ -151,9 +157,9 @@ class ServerConnection(asyncio.Protocol):
             self._scope(version),
             self._loop,
             keep_alive=version != "1.0" and self._parser.should_keep_alive(),
-            wants_continue=any(name == b"expect" for name, _ in self._headers),
+            wants_continue=self._expects,
         )
-        exchange.scope["extensions"] = {DEPARTURE: exchange.on_gone}
+        exchange.scope["extensions"] = {DEPARTURE: exchange.on_gone, PUSH: exchange.push}
         if self._current is None:
             self._start(exchange)
         else:

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from functools import partial
-from types import TracebackType
 from typing import Final, Self
 
-from pdcore.router.upstream import KEEPALIVE_S, Answer, NotConnected, Post
-from pdcore.router.wire_connection import Connection
-from pdcore.router.wire_encoding import decoded
+from pdcore.router.upstream import KEEPALIVE_S, NotConnected, Post
+from pdcore.router.wire_connection import Connection, Reply
 from pdcore.router.wire_request import BadUrl, Origin, Target, head, target
 
 MOST_TARGETS: Final = 16384
@@ -43,10 +42,13 @@ class WireUpstream:
         self._targets: dict[str, Target] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
+        self._connecting = asyncio.TaskGroup()
+        self._calls: set[WireCall] = set()
         self._entered = False
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
+        await self._connecting.__aenter__()
         self._entered = True
         return self
 
@@ -56,59 +58,33 @@ class WireUpstream:
         if self._sweep is not None:
             self._sweep.cancel()
             self._sweep = None
-        for connection in self._open:
+        for call in tuple(self._calls):
+            call.fail(NotConnected("the pool closed the connection first", timed_out=False))
+        for connection in tuple(self._open):
             connection.close("the pool closed the connection first")
+        await self._connecting.__aexit__(None, None, None)
         if self._open:
             async with asyncio.timeout(CLOSING_S):
                 await self._empty.wait()
 
-    def post(self, post: Post) -> Exchange:
+    def post(self, post: Post, on_change: Callable[[], None]) -> WireCall:
         """See :meth:`pdcore.router.upstream.Upstream.post`."""
         assert self._entered, "used outside its async with"
-        return Exchange(self, post)
-
-    def target(self, url: str) -> Target:
-        """Where ``url`` leads; raises NotConnected for a URL that leads nowhere."""
-        found = self._targets.get(url)
-        if found is None:
-            try:
-                found = target(url)
-            except BadUrl as wrong:
-                raise NotConnected(str(wrong), timed_out=False) from wrong
-            if len(self._targets) >= MOST_TARGETS:
-                self._targets.clear()
-            self._targets[url] = found
-        return found
-
-    def take(self, origin: Origin) -> Connection | None:
-        """The idle connection that was used last, if it is still good."""
-        idle = self._idle.get(origin)
-        while idle:
-            connection, _ = idle.popitem()
-            if not idle:
-                del self._idle[origin]
-            if connection.usable and self._loop.time() - connection.idle_since < self._keepalive_s:
-                return connection
-            connection.close("it was idle too long")
-        return None
-
-    async def connect(self, origin: Origin) -> Connection:
-        """A new connection; raises NotConnected."""
-        context, gone = self._context() if origin.tls else None, partial(self._gone, origin)
+        call = WireCall(self, on_change)
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await self._loop.create_connection(
-                    lambda: Connection(gone), origin.host, origin.port, ssl=context
-                )
-        except TimeoutError as wrong:
-            raise NotConnected("no connection within the connect budget", timed_out=True) from wrong
-        except OSError as wrong:
-            raise NotConnected(f"connection refused: {wrong}", timed_out=False) from wrong
-        self._open.add(connection)
-        self._empty.clear()
-        if not self._entered:
-            connection.close("the pool closed the connection first")
-        return connection
+            to = self._target(post.url)
+        except BadUrl as wrong:
+            call.fail(NotConnected(str(wrong), timed_out=False))
+            self._loop.call_soon(call.tell)
+            return call
+        sent = head(to, post.headers, len(post.body))
+        connection = self._take(to.origin)
+        if connection is None:
+            call.connect(self._connecting.create_task(self._connected(call, to.origin, sent, post.body)))
+            self._calls.add(call)
+        else:
+            call.send(connection, to.origin, sent, post.body)
+        return call
 
     def give_back(self, origin: Origin, connection: Connection) -> None:
         """Keep a connection for the next request if it can serve one."""
@@ -123,6 +99,62 @@ class WireUpstream:
     def open_connections(self) -> int:
         """Connections there are, idle or not."""
         return len(self._open)
+
+    @property
+    def busy_connections(self) -> int:
+        """Those that serve a request, or are about to be closed."""
+        return len(self._open) - sum(map(len, self._idle.values()))
+
+    def _target(self, url: str) -> Target:
+        found = self._targets.get(url)
+        if found is None:
+            found = target(url)
+            if len(self._targets) >= MOST_TARGETS:
+                self._targets.clear()
+            self._targets[url] = found
+        return found
+
+    def _take(self, origin: Origin) -> Connection | None:
+        """The idle connection that was used last, if it is still good."""
+        idle = self._idle.get(origin)
+        while idle:
+            connection, _ = idle.popitem()
+            if not idle:
+                del self._idle[origin]
+            if connection.usable and self._loop.time() - connection.idle_since < self._keepalive_s:
+                return connection
+            connection.close("it was idle too long")
+        return None
+
+    async def _connected(self, call: WireCall, origin: Origin, head: bytes, body: bytes) -> None:
+        """Send a request on a connection of its own."""
+        try:
+            connection = await self._connect(origin)
+        except NotConnected as wrong:
+            call.fail(wrong)
+        else:
+            call.send(connection, origin, head, body)
+        finally:
+            self._calls.discard(call)
+        call.tell()
+
+    async def _connect(self, origin: Origin) -> Connection:
+        context, connection = self._context() if origin.tls else None, Connection(partial(self._gone, origin))
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                await self._loop.create_connection(lambda: connection, origin.host, origin.port, ssl=context)
+        except TimeoutError as wrong:
+            raise NotConnected("no connection within the connect budget", timed_out=True) from wrong
+        except OSError as wrong:
+            raise NotConnected(f"connection refused: {wrong}", timed_out=False) from wrong
+        except asyncio.CancelledError:
+            connection.close("the request was given up")  # it may just have come about
+            raise
+        self._open.add(connection)
+        self._empty.clear()
+        if not self._entered:
+            connection.close("the pool closed the connection first")
+        return connection
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
@@ -152,36 +184,33 @@ class WireUpstream:
         self._sweep = self._loop.call_later(self._keepalive_s / 2, self._close_old) if self._idle else None
 
 
-class Exchange:
-    """One request on its way: entering sends it and waits for the head, leaving gives the connection back."""
+class WireCall(Reply):
+    """One request on its way; implements :class:`pdcore.router.upstream.Call`."""
 
-    __slots__ = ("_connection", "_origin", "_post", "_upstream")
+    __slots__ = ("_at", "_connecting", "_upstream")
 
-    def __init__(self, upstream: WireUpstream, post: Post) -> None:
+    def __init__(self, upstream: WireUpstream, on_change: Callable[[], None]) -> None:
+        super().__init__(on_change)
         self._upstream = upstream
-        self._post = post
-        self._origin: Origin | None = None
-        self._connection: Connection | None = None
+        self._at: tuple[Origin, Connection] | None = None
+        self._connecting: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> Answer:
-        upstream, post = self._upstream, self._post
-        to = upstream.target(post.url)
-        sent = head(to, post.headers, len(post.body))
-        connection = upstream.take(to.origin) or await upstream.connect(to.origin)
-        try:
-            reply = connection.send(sent, post.body)
-            await reply.head()
-            answer = decoded(reply) if "content-encoding" in reply.headers else reply
-        except BaseException:
-            connection.close("the request was given up")
-            connection.release()
-            raise
-        self._origin, self._connection = to.origin, connection
-        return answer
+    def connect(self, task: asyncio.Task[None]) -> None:
+        """``task`` finds it a connection."""
+        self._connecting = task
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._origin is not None
-        assert self._connection is not None
-        self._upstream.give_back(self._origin, self._connection)
+    def send(self, connection: Connection, origin: Origin, head: bytes, body: bytes) -> None:
+        """It has one."""
+        self._at = origin, connection
+        self._connecting = None
+        connection.send(self, head, body)
+
+    def close(self) -> None:
+        """See :meth:`pdcore.router.upstream.Call.close`."""
+        self.forget()
+        at, self._at = self._at, None
+        if at is not None:
+            self._upstream.give_back(*at)
+        elif self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None

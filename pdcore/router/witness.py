@@ -8,8 +8,10 @@ meet.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from pdcore.clock import Clock
 from pdcore.registry.overlay.fleet import Fleet
@@ -166,8 +168,7 @@ class Witness:
         return fate(self._fleet.topology, self._fleet.overlay, key, since)
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
+class Sighting(Struct, frozen=True):
     """One attempt's line to its witness."""
 
     witness: Witness

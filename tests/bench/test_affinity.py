@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from bench.affinity.comparison import MANY, POLICIES, Row, compare
+from bench.affinity.comparison import POLICIES, compare
+from bench.affinity.replacement import moved
 from bench.affinity.routers import Affinity, Tree, Turns
 from bench.affinity.simulation import INSTANCES, Cache, Outcome, simulate
+from bench.affinity.verdicts import MANY, Row, documents, table
 from bench.affinity.workloads import WORKLOADS, Request, conversations, tenants
 from bench.affinity.workloads import Part as PromptPart
 
@@ -62,19 +64,49 @@ def _mean_homes(outcome: Outcome) -> float:
     return sum(map(len, outcome.homes.values())) / len(outcome.homes)
 
 
-def test_every_broken_promise_is_named() -> None:
-    def outcome(hit_rate: float, p99_s: float = 1.0, imbalance: float = 1.0) -> Outcome:
-        return Outcome(hit_rate=hit_rate, p50_s=0.1, p99_s=p99_s, imbalance=imbalance, homes={})
+def _outcome(hit_rate: float, p99_s: float = 1.0, imbalance: float = 1.0) -> Outcome:
+    return Outcome(hit_rate=hit_rate, p50_s=0.1, p99_s=p99_s, imbalance=imbalance)
 
-    kept = {("trees", 1): outcome(0.9), ("trees", 4): outcome(0.6)}
-    workload = "multi-turn, 1 system prompt"
-    good = {("prefix_affinity", 1): outcome(0.91), ("prefix_affinity", 4): outcome(0.9)}
-    assert list(Row(workload=workload, outcomes=kept | good).missed()) == []
-    bad = {("prefix_affinity", 1): outcome(0.79), ("prefix_affinity", 4): outcome(0.69, 1.1, 2.2)}
-    assert len(list(Row(workload=workload, outcomes=kept | bad).missed())) == 6
+
+def _row(ours_alone: Outcome, ours: Outcome) -> Row:
+    """Ours beside two rivals, each of which is the better one in something."""
+    rivals = {
+        ("trees", 1): _outcome(0.9),
+        ("trees", 4): _outcome(0.6, 1.5),
+        ("bushes", 1): _outcome(0.8),
+        ("bushes", 4): _outcome(0.5, 1.0),
+    }
+    mine = {("prefix_affinity", 1): ours_alone, ("prefix_affinity", 4): ours}
+    return Row(workload="multi-turn, 1 system prompt", outcomes=rivals | mine)
+
+
+def test_every_promise_is_judged_beside_the_best_of_the_rivals() -> None:
+    good = list(_row(_outcome(0.91), _outcome(0.9)).verdicts())
+    assert [round(one.value, 3) for one in good] == [30.0, -1.0, 1.0, 1.0, 1.0]
+    assert all(one.met for one in good)
+    bad = list(_row(_outcome(0.79), _outcome(0.69, 1.1, 2.2)).verdicts())
+    assert [one.met for one in bad] == [False] * 5
+    assert list(Row(workload="w", outcomes={("prefix_affinity", 1): _outcome(1)}).verdicts()) == []
+
+
+def test_a_table_and_documents_say_the_same() -> None:
+    row = _row(_outcome(0.91), _outcome(0.69, 1.1, 2.2))
+    lines, told = list(table([row])), list(documents([row]))
+    assert len({len(line) for line in lines[:4]}) == 1
+    assert [line.split()[-1] for line in lines[-5:]] == ["MISSED", "MISSED", "met", "MISSED", "MISSED"]
+    assert [one["met"] for one in told if "met" in one] == [False, False, True, False, False]
+    assert len(told) == len(row.outcomes) + 5
+
+
+def test_one_in_eight_conversations_moves_with_the_instance_that_is_replaced() -> None:
+    found = moved(conversations(3, 800, systems=5))
+    assert found.same_id == pytest.approx(1 / 8, abs=0.01)
+    assert 1 / 6 < found.other_id < 1 / 4
 
 
 def test_comparing_runs_every_policy_with_one_router_and_with_four() -> None:
     row = compare("150 tenants, 6k context each", 0.01)
+    assert row.moved is not None
+    assert {one.promise for one in row.verdicts()} >= {"one of 8 replaced, conversations that move"}
     assert set(row.outcomes) == {(policy, routers) for policy in POLICIES for routers in (1, MANY)}
     assert INSTANCES == 8

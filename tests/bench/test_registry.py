@@ -14,6 +14,7 @@ from bench.registry_cpu import lines_to_nowhere
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.cluster
 async def test_every_figure_is_measured_and_no_view_is_wrong(tmp_path: Path) -> None:
     with lines_to_nowhere("warning"):
         figures = {one.name: one for one in await measure(tmp_path, instances=4, puts=30, routers=1)}

@@ -14,6 +14,7 @@ from bench.soak import Sizes, soak
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.cluster
 async def test_lives_leave_nothing_behind(tmp_path: Path) -> None:
     figures = await soak(tmp_path, Sizes(cycles=16, rooms=400, processes=1))
     kept = [one for one in figures if one.name.endswith("most less least")]

@@ -48,7 +48,8 @@ def stays(leaders: Leaders) -> Engine:
 
 @pytest.fixture(scope="module")
 def routers(leaders: Leaders, stays: Engine) -> tuple[Router, Router]:
-    return leaders.cluster.router(), leaders.cluster.router()
+    taking_turns = ("--policy", "round_robin")  # else one prompt has one home
+    return leaders.cluster.router(*taking_turns), leaders.cluster.router(*taking_turns)
 
 
 @pytest.fixture(scope="module")

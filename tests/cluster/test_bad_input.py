@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.conftest import Fleet
 from tests.support.eventually import eventually_now
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.cluster]
 
 GOOD: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 4, "temperature": 0}
 

@@ -16,7 +16,7 @@ from tests.cluster.conftest import Fleet
 from tests.support.cluster import Engine, Router
 from tests.support.eventually import eventually_now
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.cluster]
 
 SOON_S = 2.0
 SHORT = {"model": "tiny", "prompt": "short", "max_tokens": 8, "temperature": 0}
@@ -65,7 +65,6 @@ def test_prefill_killed_while_decode_waits_for_it(fleet: Fleet, client: ThreadPo
     eventually_now(lambda: not fleet.router.leftovers(), SOON_S, "the router's counters free")
 
 
-@pytest.mark.cluster
 def test_decode_killed_while_it_generates(fleet: Fleet, client: ThreadPoolExecutor) -> None:
     request = client.submit(fleet.router.post, "/v1/completions", LONG)
     eventually_now(lambda: fleet.decode.gauge("pdcore_engine_running"), 10, "a running request")

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.unit
         ("decode", "fd00::1", "http://[fd00::1]:8100", None),
         ("decode", "[fd00::1]:9", "http://[fd00::1]:9", None),
         ("decode", "http://[fd00::1]:9", "http://[fd00::1]:9", None),
+        ("decode", "https://h:9", "https://h:9", None),
+        ("prefill", "https://h,bootstrap=8998", "https://h:8001", 8998),
     ],
 )
 def test_every_spelling(role: TargetRole, word: str, url: str, bootstrap: int | None) -> None:
@@ -49,7 +51,9 @@ def test_several_by_blanks_and_a_number_behind_a_prefill_is_its_bootstrap_port()
     [
         ("prefill", "", "names no engine"),
         ("decode", "a:1 http://a:1", "a-1 is named twice"),
-        ("decode", "https://a:1", "must be HOST[:PORT] or http://HOST[:PORT]"),
+        ("decode", "ftp://a:1", "must be HOST[:PORT] or http[s]://HOST[:PORT]"),
+        ("decode", "https://u:p@a:1", "and nothing more"),
+        ("decode", "http://a:1 https://a:1", "a-1 is named twice"),
         ("decode", "http://u:p@a:1", "and nothing more"),
         ("decode", "http://a:1/v1", "and nothing more"),
         ("decode", "http://a:1?x", "and nothing more"),
@@ -81,5 +85,5 @@ def test_anything_else_is_refused_or_can_be_asked(word: str) -> None:
     except ValueError:
         return
     assert target("prefill", made.url).url == made.url
-    assert made.url.startswith("http://")
+    assert made.url.startswith(("http://", "https://"))
     assert " " not in made.url

@@ -15,6 +15,7 @@ from tokenizers import pre_tokenizers
 from pdcore.engine import demo_model, device
 from pdcore.engine.demo_model import convert, ensure_demo_model, find_gguf, is_complete
 from pdcore.engine.model.config import ModelConfig
+from pdcore.engine.model.layers import GroupedAttention, Linear
 from pdcore.engine.model.loader import load
 from pdcore.engine.model.text import TextCodec
 from pdcore.errors import ConfigError
@@ -103,8 +104,11 @@ def test_the_converted_directory_loads_as_any_other(source: Path, tmp_path: Path
     assert config.rope.theta == 1e5
     assert config.eos_token_ids == (2,)
     model = load(target, config, device.select("cpu"), "float32")
+    attention = model.layers[1].attention
+    assert isinstance(attention, GroupedAttention)
+    assert isinstance(attention.qkv, Linear)
     rows = torch.from_numpy(query_rows())
-    assert torch.equal(model.layers[1].qkv.weight[:48], torch.cat((rows, rows[:16])))
+    assert torch.equal(attention.qkv.weight[:48], torch.cat((rows, rows[:16])))
     assert seen[-1] == (len(seen), len(seen)) == (20, 20)
     assert leftovers(target) == []
 

@@ -124,10 +124,15 @@ def test_a_machine_started_with_other_sizes_is_refused_with_the_difference(leade
     assert "started with block_size=32; the leader has block_size=16" in other.output()
 
 
-def test_without_the_store_a_follower_asks_the_leader_it_was_told_of(leaders: Leaders) -> None:
-    leader = leaders.start("unified", *TWO)
+def test_without_the_store_a_follower_asks_the_leader_it_was_told_of(
+    leaders: Leaders, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("machines-0123456789")
+    known = ("--engine-token-file", str(token))
+    leader = leaders.start("unified", *TWO, *known)
     nowhere = f"etcd://127.0.0.1:{free_port()}"
-    told = ("--store", nowhere, "--store-timeout-s", "0.5", "--leader", f"127.0.0.1:{leader.port}")
+    told = (*known, "--store", nowhere, "--store-timeout-s", "0.5", "--leader", f"127.0.0.1:{leader.port}")
     follower = leaders.start("unified", *TWO, *OTHER, *told)
     eventually_now(lambda: "rank started" in follower.output(), START_S, "its ranks")
     eventually_now(lambda: "machine joined" in leader.output(), START_S, "joined")

@@ -80,7 +80,7 @@ async def _only_departure(store: EtcdStore) -> bool:
     return await keys(store) == {DEPARTURE}
 
 
-@pytest.mark.parametrize("times", [6, pytest.param(20, marks=pytest.mark.cluster)])
+@pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.cluster)])
 async def test_restarts_at_one_address_are_each_registered_at_once(
     store: EtcdStore, shared_etcd: EtcdServer, times: int
 ) -> None:

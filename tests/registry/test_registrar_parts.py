@@ -17,7 +17,7 @@ from pdcore.registry.beats import Beats
 from pdcore.registry.channel import Channel
 from pdcore.registry.lease import LONGEST_RETRY_S, HeldLease, retry_after_s
 from pdcore.registry.memory import MemoryStore
-from pdcore.registry.probe import answering_incarnation, parse_answer
+from pdcore.registry.probe import Health, answering_incarnation, parse_answer
 from pdcore.registry.processes import Processes
 from pdcore.registry.registrar import call_timeout_s
 from pdcore.registry.registrar_messages import (
@@ -170,16 +170,14 @@ def test_what_the_schema_does_not_allow_is_malformed(frame: bytes) -> None:
 @pytest.mark.parametrize(
     ("answer", "health"),
     [
-        (b'HTTP/1.1 200 OK\r\nA: b\r\n\r\n{"status":"ok","incarnation":"x"}', (200, "x")),
-        (b'HTTP/1.1 503 No\r\n\r\n{"incarnation":"x"}', (503, "x")),
-        (b"HTTP/1.1 200 OK\r\n\r\n{}", (200, None)),
-        (b"HTTP/1.1 200 OK\r\n\r\n\xff[1]", (200, None)),
-        (b'HTTP/1.1 200 OK\r\n\r\n{"incarnation":5}', (200, None)),
+        (b'HTTP/1.1 200 OK\r\nA: b\r\n\r\n{"status":"ok","incarnation":"x"}', Health(200, "x", "ok")),
+        (b'HTTP/1.1 503 No\r\n\r\n{"incarnation":"x"}', Health(503, "x")),
+        (b"HTTP/1.1 200 OK\r\n\r\n{}", Health(200, None)),
+        (b"HTTP/1.1 200 OK\r\n\r\n\xff[1]", Health(200, None)),
+        (b'HTTP/1.1 200 OK\r\n\r\n{"incarnation":5}', Health(200, None)),
     ],
 )
-def test_an_answer_is_its_status_and_the_incarnation_it_names(
-    answer: bytes, health: tuple[int, str | None]
-) -> None:
+def test_an_answer_is_its_status_and_the_incarnation_it_names(answer: bytes, health: Health) -> None:
     assert parse_answer(answer) == health
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import re
+import asyncio
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from pdcore.router.assembly import assemble, watch_for_silence, watching_the_fle
 from pdcore.router.contacts import contacts
 from pdcore.router.fixed.fleet import tended
 from pdcore.router.lifecycle import Lifecycle
+from pdcore.router.metrics import LEGS
 from pdcore.router.serving import Serving
 from pdcore.router.wire_server import ServerConnection
 from pdcore.router.wire_upstream import WireUpstream
@@ -37,7 +39,6 @@ from tests.support.fleet import compat, instance_record
 MODEL: Final = "tiny"
 SPACE: Final = Keyspace(cluster="test")
 BOOTSTRAP_PORT: Final = 18800
-_SAMPLE: Final = re.compile(r"^([a-z_]+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
 
 COMPAT: Final = compat(context_length=512, kv_layout="block-major")
 
@@ -120,6 +121,7 @@ class Fleet:
     lifecycle: Lifecycle
     store: MemoryStore
     follower: Follower
+    upstream: WireUpstream
     client: httpx.AsyncClient
     leases: list[LeaseId] = field(default_factory=list)
 
@@ -151,31 +153,36 @@ class Fleet:
         return await self.client.post(path, json=body, headers=headers)
 
     async def metric(self, name: str, **labels: str) -> float:
-        """The sum of a series' samples that carry ``labels``."""
-        text = (await self.client.get("/metrics")).text
-        wanted = [f'{key}="{value}"' for key, value in labels.items()]
-        return sum(
-            float(value)
-            for found, held, value in _SAMPLE.findall(text)
-            if found == name and all(one in held for one in wanted)
-        )
+        """The sum of a series' samples that carry ``labels``, read where ``/metrics`` reads them."""
+        families = self.serving.ground.metrics.registry.restricted_registry([name]).collect()
+        samples = [sample for family in families for sample in family.samples if sample.name == name]
+        assert samples, f"there is no series {name}"
+        return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
 
     async def settled(self) -> None:
         """Nothing of any request is left anywhere in the router."""
 
-        async def is_settled() -> bool:
-            gauges = ("pdcore_router_in_flight", "pdcore_router_legs_in_flight")
-            return not any([await self.metric(name) for name in gauges])
+        metrics = self.serving.ground.metrics
+
+        def is_settled() -> bool:
+            return not (metrics.in_flight.value() or any(map(metrics.legs_open, LEGS)))
 
         await eventually(is_settled, 3, "in-flight gauges at 0")
         assert self.serving.ledger.total == 0
         assert len(self.serving.contacts.callbacks) == 0
         assert self.lifecycle.requests == 0
+        await eventually(lambda: self.upstream.busy_connections == 0, 3, "no connection busy")
+        assert not (await self.store.list(SPACE.side + "client_rooms/")).entries
 
 
 @asynccontextmanager
 async def running_fleet(
-    *, store: MemoryStore | None = None, access: Access = OPEN, **changes: Any
+    *,
+    store: MemoryStore | None = None,
+    access: Access = OPEN,
+    engine_tls: ssl.SSLContext | None = None,
+    protocol: type[asyncio.Protocol] = ServerConnection,
+    **changes: Any,
 ) -> AsyncIterator[Fleet]:
     """A router over an empty keyspace."""
     settings, clock = config(**changes), SystemClock()
@@ -183,7 +190,7 @@ async def running_fleet(
     listener = listen("127.0.0.1", 0, "port")
     store = store or MemoryStore()
     lease = await store.grant(60)
-    upstream = WireUpstream(connect_timeout_s=settings.connect_timeout_s)
+    upstream = WireUpstream(connect_timeout_s=settings.connect_timeout_s, tls=engine_tls)
     async with (
         store,
         Follower(store, SPACE, clock=clock) as follower,
@@ -199,6 +206,7 @@ async def running_fleet(
             clock=clock,
             lease=lambda: lease,
             access=access,
+            engine_tls=engine_tls,
         )
         ring = Ring()
         app = build_app(router_id="r", serving=serving, lifecycle=lifecycle, ring=ring)
@@ -208,8 +216,8 @@ async def running_fleet(
                 serving.fleet,
                 tended(serving.fixed, serving.fleet, settings.targets),
                 running_beside(watch_for_silence(serving)),
-                answering(app, listener, protocol=ServerConnection),
+                answering(app, listener, protocol=protocol),
                 httpx.AsyncClient(base_url=url, timeout=30, trust_env=False, verify=False) as client,
             ):
                 await follower.wait_until(lambda _: True, 5)
-                yield Fleet(url, serving, lifecycle, store, follower, client)
+                yield Fleet(url, serving, lifecycle, store, follower, upstream, client)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pdcore.bearer import Token
 from pdcore.errors import ApiError
 from pdcore.router.access import OPEN, Access
-from pdcore.router.api_keys import ApiKeys, Token
+from pdcore.router.api_keys import ApiKeys
 from tests.router.test_api_keys import KEY, line
 
 pytestmark = pytest.mark.unit

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 
 from pdcore.errors import StoreUnavailable
 from pdcore.registry.memory import MemoryStore
-from pdcore.registry.store import Absent, Committed, Condition, Put, Write
+from pdcore.registry.store import Absent, Committed, Condition, Delete, Put, Write
 from tests.router.fleet import MODEL, SPACE, Fleet, running_fleet
 from tests.support import fake_engines as fake
 from tests.support.eventually import eventually
@@ -182,8 +182,10 @@ async def test_a_room_in_use_is_409_here_and_across_routers(pair: Pair) -> None:
     assert (second.status_code, second.json()["error"]["code"]) == (409, "room_in_use")
     pair.decode.release.set()
     assert (await first).status_code == 200
-    await pair.fleet.store.commit((), (Put(f"{SPACE.side}client_rooms/10", b"another router"),))
+    theirs = f"{SPACE.side}client_rooms/10"
+    await pair.fleet.store.commit((), (Put(theirs, b"another router"),))
     assert (await pair.fleet.post({"prompt": "hi", "bootstrap_room": 10})).status_code == 409
+    await pair.fleet.store.commit((), (Delete(theirs),))
     assert (await pair.fleet.post(body)).status_code == 200
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.router.breaker import (
@@ -21,6 +21,8 @@ from pdcore.router.exchange import FAILURES, Failure
 from pdcore.router.window import WINDOW_S
 
 pytestmark = pytest.mark.unit
+
+few = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 P, D = ("p", "i1"), ("d", "i1")
 T0 = 1000.0
@@ -164,6 +166,7 @@ def test_another_incarnation_begins_with_a_clean_slate_and_the_old_one_is_forgot
 Deed = Literal["good", "soft", "at_once", "alive", "taken", "wait"]
 
 
+@few
 @given(st.lists(st.tuples(st.sampled_from(get_args(Deed)), st.floats(0, 40)), max_size=60))
 def test_whatever_happens_every_instance_gets_a_trial_in_time_and_a_good_one_closes_it(
     deeds: list[tuple[Deed, float]],

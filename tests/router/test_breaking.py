@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 
 from pdcore.config.policies import policy_names
-from pdcore.router.breaker import FEWEST
+from pdcore.router.breaker import FEWEST, PAUSE_S
 from tests.router.fleet import Fleet, running_fleet
 from tests.support import fake_engines as fake
 from tests.support.eventually import eventually
@@ -41,17 +42,21 @@ async def test_who_fails_is_left_alone_tried_again_and_taken_back(fleet: Fleet) 
     async with FakeEngine([fake.accepted()]) as p, FakeEngine([BAD]) as bad, FakeEngine([GOOD]) as good:
         for name, role, engine in (("p", "prefill", p), ("d0", "decode", bad), ("d1", "decode", good)):
             await fleet.add(name, role, engine)  # type: ignore[arg-type]
+        began = time.monotonic()
         await broken(fleet, bad)
         assert await fleet.metric("pdcore_router_breakers_open") == 1
         asked = len(bad.seen)
         answers = [(await fleet.post(BODY)).status_code for _ in range(5)]
-        assert (answers, len(bad.seen)) == ([200] * 5, asked)
+        tried = len(bad.seen) - asked
+        assert sorted(answers) == [200] * (5 - tried) + [502] * tried
+        assert tried <= (time.monotonic() - began) / PAUSE_S, "once in a pause at most"
+        asked = len(bad.seen)
         bad.scripts = [GOOD]
 
-        async def tried() -> bool:
+        async def is_tried() -> bool:
             return (await fleet.post(BODY)).status_code == 200 and len(bad.seen) > asked
 
-        await eventually(tried, 5, "one request tries it")
+        await eventually(is_tried, 5, "one request tries it")
         assert await fleet.metric("pdcore_router_breakers_open") == 0
 
 

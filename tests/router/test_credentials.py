@@ -46,6 +46,21 @@ def test_everything_that_is_wrong_is_told_together(tmp_path: Path) -> None:
     assert flags == ["--api-keys-file", "--admin-token-file"]
 
 
+def test_engines_are_known_by_the_authorities_in_a_file(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    trust = read_credentials(config(engine_ca=authority.ca)).engine_tls
+    assert trust is not None
+    issued = authority.issue("engine")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(issued.cert, issued.key)
+    assert served(trust, server) == "engine"
+    nothing = tmp_path / "nothing.pem"
+    nothing.write_text("no certificate")
+    for path, why in ((nothing, "holds no certificate"), (tmp_path / "nowhere", "No such file")):
+        with pytest.raises(ConfigError, match=f"--engine-ca / PDCORE_ENGINE_CA: .*{why}"):
+            read_credentials(config(engine_ca=path))
+
+
 def test_keys_count_as_soon_as_they_are_read_again(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(line(KEY))

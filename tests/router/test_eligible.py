@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from pdcore.router.eligible import Answer, CompatMemo, Filter
 from pdcore.router.want import Want
@@ -48,7 +49,7 @@ def new_filter() -> Filter:
     asked=st.lists(
         st.tuples(
             st.sampled_from(FLEETS),
-            st.sampled_from([WANT, Want(model="other"), replace(WANT, pinned_prefill="p1")]),
+            st.sampled_from([WANT, Want(model="other"), structs.replace(WANT, pinned_prefill="p1")]),
             st.builds(
                 Doubted,
                 st.frozensets(st.sampled_from(NAMES)),
@@ -67,14 +68,14 @@ def test_what_is_remembered_is_what_would_be_found(asked: list[tuple[Topology, W
 def test_an_answer_is_remembered_while_view_and_doubts_stay_the_same() -> None:
     remembering, topology = new_filter(), FLEETS[0]
     first = remembering(topology, WANT, Doubted())
-    assert remembering(topology, replace(WANT, draw=5), Doubted()) is first
+    assert remembering(topology, structs.replace(WANT, draw=5), Doubted()) is first
     assert remembering(topology, WANT, Doubted(frozenset({"p0"}))) is not first
 
 
 def test_a_request_with_wishes_of_its_own_is_asked_for_anew_and_changes_nothing_for_others() -> None:
     remembering, topology = new_filter(), FLEETS[0]
     first = remembering(topology, WANT, Doubted())
-    refused = remembering(topology, replace(WANT, excluded={("p0", "i1"): "full"}), Doubted())
+    refused = remembering(topology, structs.replace(WANT, excluded={("p0", "i1"): "full"}), Doubted())
     assert [one.instance_id for one in refused.sure.prefills] == ["p1"]
     assert refused.sure.reasons["p0"] == ("full",)
     assert remembering(topology, WANT, Doubted()) is first

@@ -61,3 +61,38 @@ async def test_a_room_has_one_place_while_the_fleet_stays_the_same() -> None:
         first = [await pair(one, "hi", bootstrap_room=room) for room in range(1, 13)]
         assert [await pair(other, "ho", bootstrap_room=room) for room in range(1, 13)] == first
         assert len(set(first)) > 3
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("policy", "count"), [("round_robin", 1000), (None, 2000)])
+async def test_everybody_gets_a_share_within_a_tenth_and_no_pair_is_left_out(
+    policy: str | None, count: int
+) -> None:
+    chosen = {} if policy is None else {"policy": policy_names(policy)}
+    async with routers(2, prefills=4, decodes=2, **chosen) as both:
+        pairs = Counter([await pair(both[n % 2], f"{n} is what nobody else asks") for n in range(count)])
+    assert len(pairs) == 8
+    for place, of in ((0, 4), (1, 2)):
+        shares = Counter[str]()
+        for names, served in pairs.items():
+            shares[names[place]] += served
+        assert all(abs(share - count / of) <= 0.1 * count / of for share in shares.values()), shares
+
+
+@pytest.mark.cluster
+async def test_when_an_instance_is_replaced_at_another_address_only_its_own_conversations_move() -> None:
+    async with routers(2, prefills=8, decodes=1) as both, FakeEngine([fake.accepted()]) as fresh:
+        prompts = [f"{number} begins like no other" for number in range(400)]
+        before = [(await pair(both[n % 2], prompt))[0] for n, prompt in enumerate(prompts)]
+        gone = both[0].follower.topology.instances["prefill-3"].record
+        await both[0].remove("prefill-3", gone)
+        await both[1].follower.wait_until(lambda view: "prefill-3" not in view.instances, 5)
+        meanwhile = [(await pair(both[n % 2], prompt))[0] for n, prompt in enumerate(prompts)]
+        made = await both[0].add("prefill-3", "prefill", fresh, incarnation="i2")
+        await both[1].sees("prefill-3", made.incarnation)
+        after = [(await pair(both[n % 2], prompt))[0] for n, prompt in enumerate(prompts)]
+    assert after == before
+    moved = [home for home, then in zip(before, meanwhile, strict=True) if home != then]
+    assert set(moved) == {"prefill-3"}
+    assert len(moved) <= 0.15 * len(prompts)
+    assert len(fresh.seen) == len(moved)

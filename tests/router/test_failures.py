@@ -207,6 +207,18 @@ async def test_silence_ends_a_stream_by_the_idle_budget_but_no_complete_answer()
         await Pair(fleet, prefill, decode).nothing_is_left()
 
 
+async def test_a_prefill_that_streams_has_handed_over_unless_an_event_says_otherwise(pair: Pair) -> None:
+    unmarked = (fake.head(200, fake.CHUNKED | {"content-type": "text/event-stream"}), *GOOD_STREAM[1:])
+    failed = fake.stream(b'data: {"error": {"message": "no memory"}}\n\n', DONE)
+    broken = fake.stream(b"data: {half\n\n", DONE)
+    for prefill, status in ((GOOD_STREAM, 200), (failed, 502), (broken, 502)):
+        pair.plays(prefill, unmarked if status == 200 else HANG)
+        answer = await pair.fleet.post({"prompt": "hi", "stream": True})
+        assert answer.status_code == status
+        assert status == 200 or answer.json()["error"]["code"] == "prefill_failed"
+        await pair.nothing_is_left()
+
+
 async def test_after_the_mark_a_prefill_failure_changes_nothing(pair: Pair) -> None:
     late: list[Script] = [said(500), said(400), (Reset(),), fake.answer(200, b"junk")]
     for number, script in enumerate(late):
@@ -333,6 +345,8 @@ async def test_bad_input_touches_no_engine(pair: Pair) -> None:
     wrong: list[dict[str, object]] = [{"prompt": value} for value in empty]
     wrong += [{"prompt": "a", "bootstrap_room": room} for room in (0, -1, 2**63, "7", True)]
     wrong += [{"prompt": "a", **elsewhere}, {"prompt": "a", "disagg_prefill_dp_rank": 1}]
+    wrong += [{"prompt": "a", "n": n, "stream": True} for n in (0, "3", 1_000_000)]
+    wrong += [{"prompt": "a", "logprobs": value} for value in (-1, "5", 1.5)]
     cases: list[tuple[dict[str, object] | bytes, int]] = [(body, 400) for body in wrong]
     cases += [({"prompt": "a", "model": "nobody"}, 404), (b"{", 400), (b"x" * (1 << 20) + b"y", 413)]
     for body, status in cases:
@@ -341,8 +355,13 @@ async def test_bad_input_touches_no_engine(pair: Pair) -> None:
         assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"]
     assert (await pair.fleet.post({"prompt": "a"}, headers={"content-encoding": "gzip"})).status_code == 415
     assert (await pair.fleet.post({"prompt": "a"}, headers={"x-request-id": "a b"})).status_code == 400
+    for messages in ([], [{"role": "user", "content": ""}], [{"role": "user", "content": []}]):
+        answer = await pair.fleet.post({"messages": messages, "stream": True}, "/v1/chat/completions")
+        assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
+        assert answer.json()["error"]["param"].startswith("messages")
     assert not pair.prefill.seen
     assert not pair.decode.seen
+    assert (await pair.fleet.post({"prompt": "   "})).status_code == 200, "a blank is a token"
     await pair.nothing_is_left()
 
 

@@ -11,13 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.router.finite import with_nulls
+from tests.support.odd_text import ODD
 
 pytestmark = pytest.mark.unit
 
 few = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 VALUES = st.recursive(
-    st.none() | st.floats() | st.integers() | st.text() | st.sampled_from(["NaN", '"-Infinity\\', "\\", '"']),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    st.none()
+    | st.floats()
+    | st.integers()
+    | st.text(ODD)
+    | st.sampled_from(["NaN", '"-Infinity\\', "\\", '"']),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(ODD), inner, max_size=4),
     max_leaves=12,
 )
 

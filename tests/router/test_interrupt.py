@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pdcore.clock import SystemClock
-from pdcore.router.interrupt import Alarm, Interrupt
+from pdcore.router.interrupt import Interrupt
 
 pytestmark = pytest.mark.unit
 
@@ -103,59 +102,3 @@ async def test_a_failure_on_the_way_out_is_not_hidden() -> None:
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
-
-
-async def test_an_alarm_rings_at_its_instant() -> None:
-    now = SystemClock().now
-    began = now()
-    with Alarm(now) as alarm:
-        alarm.set(began + 0.05)
-        await forever()
-    assert alarm.rang
-    assert 0.05 <= now() - began < 2
-
-
-async def test_an_instant_that_is_over_rings_at_once() -> None:
-    now = SystemClock().now
-    with Alarm(now) as alarm:
-        alarm.set(now() - 1)
-        await forever()
-    assert alarm.rang
-
-
-async def test_an_alarm_that_moves_on_rings_at_the_last_instant_only() -> None:
-    instant, reached = 100.0, False
-    with Alarm(lambda: instant) as alarm:
-        alarm.set(instant)  # the timer is due now, and looks at the clock when it is
-        alarm.set(instant + 0.001)
-        for _ in range(3):
-            await asyncio.sleep(0.002)
-        reached = True  # the clock stands still
-        instant += 0.001
-        await forever()
-    assert alarm.rang
-    assert reached
-
-
-async def test_an_alarm_that_is_set_earlier_rings_earlier() -> None:
-    now = SystemClock().now
-    began = now()
-    with Alarm(now) as alarm:
-        alarm.set(began + 60)
-        alarm.set(began + 0.02)
-        await forever()
-    assert alarm.rang
-    assert now() - began < 2
-
-
-async def test_an_alarm_that_is_off_or_left_does_not_ring() -> None:
-    now = SystemClock().now
-    with Alarm(now) as alarm:
-        alarm.set(now() + 0.005)
-        alarm.set(None)
-        await asyncio.sleep(0.02)
-    assert not alarm.rang
-    with Alarm(now) as left:
-        left.set(now() + 0.005)
-    await asyncio.sleep(0.02)
-    assert not left.rang

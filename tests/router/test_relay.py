@@ -16,6 +16,7 @@ from pdcore.router.relay import (
     error_event,
     error_object,
     event_data,
+    goes_on,
     rename_room,
     rename_room_in_event,
 )
@@ -44,6 +45,51 @@ def test_however_it_is_cut_the_same_events_come_out(whole: list[bytes], data: st
     cutter = EventCutter()
     assert [event for part in parts for event in cutter.push(part)] == whole
     assert cutter.pending == 0
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                *(
+                    b"data: ",
+                    b'{"choices":[{"delta":{}}]}',
+                    b'{"choices":[{"finish_reason":"stop"}]}',
+                    b"{}",
+                    b"[DONE]",
+                ),
+                *(
+                    b"\n",
+                    b"\n\n",
+                    b"\r\n",
+                    b"\r",
+                    b"id: 7",
+                    b": ping",
+                    b'{"error":1}',
+                    b" ",
+                    b'{"choices":[{',
+                    b"}]}",
+                ),
+            ]
+        ),
+        max_size=6,
+    )
+)
+def test_what_goes_on_at_a_glance_is_one_event_that_ends_nothing(parts: list[bytes]) -> None:
+    part = b"".join(parts)
+    if goes_on(part):
+        assert list(EventCutter().push(part)) == [part]
+        reader = StreamReader()
+        assert (reader.read(part), reader.finished) == ("data", False)
+
+
+def test_what_engines_send_goes_on_at_a_glance() -> None:
+    assert goes_on(
+        b'data: {"id":"x","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\n\n'
+    )
+    assert not goes_on(b'data: {"choices":[{"index":0,"finish_reason":"length"}]}\n\n')
+    assert not goes_on(b"data: [DONE]\n\n")
 
 
 @few

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.router.retry_budget import A_HANDFUL, RetryBudget
 from pdcore.router.window import WINDOW_S
 
 pytestmark = pytest.mark.unit
+
+few = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 P, Q = ("p", "i1"), ("q", "i1")
 T0 = 1000.0
@@ -48,6 +50,7 @@ def test_everybody_at_a_lost_instance_has_a_second_chance() -> None:
     assert budget.allowance(T0 + WINDOW_S) == A_HANDFUL
 
 
+@few
 @given(st.lists(st.tuples(st.sampled_from(["came", "take", "lost"]), st.floats(0, 3), st.integers(0, 40))))
 def test_it_never_gives_more_in_ten_seconds_than_it_says(deeds: list[tuple[str, float, int]]) -> None:
     budget, now, given_at, most = RetryBudget(), T0, list[int](), 0

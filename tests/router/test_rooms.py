@@ -81,10 +81,3 @@ async def test_a_claim_that_could_not_be_taken_back_does_not_lock_the_room_here(
     async with here.claimed(5):
         pass
     assert await store.get(KEY) is None
-
-
-async def test_a_request_without_a_room_touches_no_store() -> None:
-    store = MemoryStore()
-    async with rooms(store, await store.grant(60), []).claimed(None) as release:
-        await release()
-    assert not (await store.list("/")).entries

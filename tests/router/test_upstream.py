@@ -17,6 +17,7 @@ from pdcore.beside import running_beside
 from pdcore.router.upstream import Broken, NotConnected, Post, Upstream
 from pdcore.router.wire_upstream import WireUpstream
 from tests.support import fake_engines as fake
+from tests.support.asking import posted
 from tests.support.eventually import eventually
 from tests.support.fake_engines import FakeEngine, Fin, Flood, Hang, Reset, Script, Send
 from tests.support.httpx_upstream import HttpxUpstream
@@ -48,7 +49,7 @@ def asking(url: str, body: bytes = b"{}") -> Post:
 
 
 async def whole(upstream: Upstream, url: str) -> tuple[int, bytes]:
-    async with asyncio.timeout(SOON_S), upstream.post(asking(url)) as answer:
+    async with asyncio.timeout(SOON_S), posted(upstream, asking(url)) as answer:
         body = b""
         while part := await answer.read():
             body += part
@@ -59,7 +60,7 @@ async def test_a_request_arrives_as_it_was_made_and_the_answer_as_it_was_given(m
     script = fake.answer(200, {"a": 1}, {"X-Pdcore-KV": "received"})
     async with FakeEngine([script]) as engine, make() as upstream:
         post = Post(url=f"{engine.url}/v1/x?y=1", headers={"traceparent": "t"}, body=b'{"p":"\xc3\xbc"}')
-        async with upstream.post(post) as answer:
+        async with posted(upstream, post) as answer:
             assert (answer.status, answer.headers["x-pdcore-kv"]) == (200, "received")
             assert json.loads(await answer.read()) == {"a": 1}
             assert await answer.read() == b""
@@ -90,7 +91,7 @@ async def test_many_at_once_have_a_connection_each_and_share_them_later(make: Ma
 async def test_parts_are_handed_over_as_they_come(make: Make) -> None:
     script = (fake.stream_head(), fake.chunk(b"one"), Hang(), fake.chunk(b"two"), fake.END)
     async with FakeEngine([script]) as engine, make() as upstream, asyncio.timeout(SOON_S):
-        async with upstream.post(asking(engine.url)) as answer:
+        async with posted(upstream, asking(engine.url)) as answer:
             assert await answer.read() == b"one"
             engine.release.set()
             assert await answer.read() == b"two"
@@ -180,7 +181,7 @@ async def test_whoever_is_cancelled_closes_the_connection_however_often_that_is(
 
 async def test_an_answer_left_early_is_not_read_by_the_next_request(make: Make) -> None:
     async with FakeEngine([(HEAD, Send(b"x" * 40), Hang()), GOOD]) as engine, make() as upstream:
-        async with asyncio.timeout(SOON_S), upstream.post(asking(engine.url)) as answer:
+        async with asyncio.timeout(SOON_S), posted(upstream, asking(engine.url)) as answer:
             assert await answer.read()
         assert await whole(upstream, engine.url) == (200, b'{"a": 1}')
         await eventually(lambda: engine.open_now == 0, SOON_S, "the engine saw the end")
@@ -190,7 +191,7 @@ async def test_an_engine_is_held_back_by_who_does_not_read(make: Make) -> None:
     part = b"%x\r\n%s\r\n" % (1 << 16, b"x" * (1 << 16))
     script = (fake.stream_head(), Flood(part, 1000), fake.END)
     async with FakeEngine([script]) as engine, make() as upstream, asyncio.timeout(10):
-        async with upstream.post(asking(engine.url)) as answer:
+        async with posted(upstream, asking(engine.url)) as answer:
             await eventually(_stands_still(engine), SOON_S, "nothing flows any more")
             assert engine.flooded < 24 << 20, "what the sockets hold, and little more"
             size = 0
@@ -245,7 +246,7 @@ async def test_a_connection_closed_on_this_side_before_the_answer_counts_as_none
 
 
 async def _ask_while(upstream: Upstream, url: str, meanwhile: Coroutine[object, object, None]) -> None:
-    async with running_beside(meanwhile), upstream.post(asking(url)):
+    async with running_beside(meanwhile), posted(upstream, asking(url)):
         raise AssertionError("an answer")
 
 

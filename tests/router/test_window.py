@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.router.window import WINDOW_S, Window
 
 pytestmark = pytest.mark.unit
 
+few = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
 steps = st.lists(st.tuples(st.floats(0, 25), st.integers(0, 3)), max_size=30)
 
 
+@few
 @given(st.floats(0, 1e6), steps)
 def test_it_counts_what_a_list_would(start: float, steps: list[tuple[float, int]]) -> None:
     window, seen, now = Window(), list[tuple[int, int]](), start

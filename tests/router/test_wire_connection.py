@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdcore.router.upstream import Broken, NotConnected
+from pdcore.router.upstream import Broken, NotConnected, State
 from pdcore.router.wire_connection import MAX_HEAD_BYTES, MOST_AHEAD_BYTES, Connection, Reply
+from tests.support.asking import Reading
 
 pytestmark = pytest.mark.unit
 
@@ -33,6 +34,9 @@ class Wire(asyncio.Transport):
         self.aborted = False
         self.reading = True
 
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         self.written += b"".join(list_of_data)
 
@@ -49,6 +53,34 @@ class Wire(asyncio.Transport):
         self.reading = True
 
 
+class Asked(Reading):
+    """A request on a :class:`Line`, read like any other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reply = Reply(self.bell.ring)
+        self.call = _Unclosed(self.reply)
+
+
+class _Unclosed:
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self.take, self.failure, self.close = reply.take, reply.failure, reply.forget
+        self.offer_frames = reply.offer_frames
+
+    @property
+    def state(self) -> State:
+        return self._reply.state
+
+    @property
+    def status(self) -> int:
+        return self._reply.status
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._reply.headers
+
+
 class Line:
     """A connection over a :class:`Wire`."""
 
@@ -58,8 +90,10 @@ class Line:
         self.connection = Connection(self.closed.append)
         self.connection.connection_made(self.wire)
 
-    def ask(self) -> Reply:
-        return self.connection.send(b"head", b"body")
+    def ask(self, body: bytes = b"body") -> Asked:
+        asked = Asked()
+        self.connection.send(asked.reply, b"head", body)
+        return asked
 
     def hears(self, *parts: bytes) -> None:
         for part in parts:
@@ -67,7 +101,7 @@ class Line:
                 self.connection.data_received(part)
 
 
-async def whole(reply: Reply) -> bytes:
+async def whole(reply: Asked) -> bytes:
     """The body, which has to be there already."""
     async with asyncio.timeout(2):
         await reply.head()
@@ -268,3 +302,77 @@ async def test_a_reader_that_is_cancelled_leaves_the_answer_to_the_next() -> Non
     with pytest.raises(asyncio.CancelledError):
         await reading
     assert await reply.read() == b"hello world"
+
+
+async def test_a_large_request_goes_out_whole_too() -> None:
+    line = Line()
+    line.ask(b"x" * (MOST_AHEAD_BYTES + 1))
+    assert line.wire.written == b"head" + b"x" * (MOST_AHEAD_BYTES + 1)
+
+
+@few
+@given(st.lists(st.sampled_from([b"a", b"bc", b"\r\n", b"0\r\n\r\n", b"x" * 300]), max_size=6), st.data())
+def test_frames_are_offered_whole_and_what_is_not_taken_comes_as_ever(
+    parts: list[bytes], data: st.DataObject
+) -> None:
+    stream = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+    frames = [stream, *(b"%x\r\n%b\r\n" % (len(part), part) for part in parts), b"0\r\n\r\n"]
+    whole_answer = b"".join(frames)
+    if data.draw(st.booleans()):
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(whole_answer)), max_size=6)))
+        frames = [whole_answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole_answer)], strict=True)]
+    taken_by_turns = data.draw(st.lists(st.booleans(), min_size=1, max_size=3))
+
+    async def talk() -> None:
+        line, taken, heard = Line(), list[bytes](), list[bytes]()
+        asked = line.ask()
+
+        def take(frame: bytes, part: bytes) -> bool:
+            assert frame == b"%x\r\n%b\r\n" % (len(part), part)
+            while got := asked.reply.take():
+                heard.append(got)
+            if not taken_by_turns[len(taken) % len(taken_by_turns)]:
+                taken.append(b"")
+                return False
+            taken.append(part)
+            heard.append(part)
+            return True
+
+        asked.reply.offer_frames(take)
+        for frame in frames:
+            if frame:
+                line.hears(frame)
+        while got := asked.reply.take():
+            heard.append(got)
+        assert b"".join(heard) == b"".join(parts)
+        assert asked.reply.state == "complete"
+        assert line.connection.release()
+
+    asyncio.run(talk())
+
+
+async def test_what_only_looks_like_a_frame_is_the_parsers() -> None:
+    line = Line()
+    asked = line.ask()
+    offered: list[bytes] = []
+
+    def take(frame: bytes, part: bytes) -> bool:
+        offered.append(part)
+        return True
+
+    asked.reply.offer_frames(take)
+    line.hears(
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"f\r\n",
+        b"3\r\nabc\r\n3\r\nde\r\n",
+        b"\r\n",
+    )
+    assert asked.reply.take() == b"3\r\nabc\r\n3\r\nde\r\n"
+    for odd in (b"+1\r\na\r\n", b"0x1\r\na\r\n", b"1_0\r\n" + b"a" * 16 + b"\r\n"):
+        assert not line.connection._is_taken(take, odd)
+    line.hears(b"1", b"\r\na\r\n")
+    line.hears(b"1;x=1\r\nb\r\n")
+    assert asked.reply.take() == b"ab"
+    assert not offered
+    line.hears(b"1\r\nc\r\n")
+    assert offered == [b"c"]

@@ -16,9 +16,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pdcore.http_head import MAX_HEAD_BYTES, BoundedHead
 from pdcore.http_server import answering, listen, port_of
 from pdcore.router.departure import DEPARTURE
-from pdcore.router.upstream import Answer, Post
+from pdcore.router.upstream import Post
 from pdcore.router.wire_server import ServerConnection
 from pdcore.router.wire_upstream import WireUpstream
+from tests.support.asking import Reading, posted
 from tests.support.eventually import eventually
 
 pytestmark = [pytest.mark.contract]
@@ -369,7 +370,7 @@ def test_both_ends_of_a_wire_work_on_the_loop_that_routers_run_on() -> None:
         async with answering(echo, listener, protocol=ServerConnection), wire_upstream() as upstream:
             for size in (0, 5, 3_000_000, 5):  # beyond what either end holds
                 post = Post(url=url, headers={}, body=b"x" * size)
-                async with asyncio.timeout(SOON_S), upstream.post(post) as got:
+                async with asyncio.timeout(SOON_S), posted(upstream, post) as got:
                     assert await _whole(got) == post.body
             assert upstream.open_connections == 1
         assert upstream.open_connections == 0
@@ -382,7 +383,7 @@ def wire_upstream() -> WireUpstream:
     return WireUpstream(connect_timeout_s=SOON_S)
 
 
-async def _whole(got: Answer) -> bytes:
+async def _whole(got: Reading) -> bytes:
     body = b""
     while part := await got.read():
         body += part

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Final, Self, TypeVar
 
 import anyio
 import httpx
 
-from pdcore.router.upstream import KEEPALIVE_S, Answer, Broken, NotConnected, Post
+from pdcore.router.upstream import KEEPALIVE_S, Broken, Frames, NotConnected, Post, State
 
 ResultT = TypeVar("ResultT")
 
@@ -31,6 +31,7 @@ class HttpxUpstream:
         client = httpx.AsyncClient(
             timeout=self._timeout, limits=limits, trust_env=False, follow_redirects=False, verify=False
         )
+        self._group = await self._stack.enter_async_context(asyncio.TaskGroup())
         self._client = await self._stack.enter_async_context(client)
         return self
 
@@ -38,15 +39,35 @@ class HttpxUpstream:
         self._client = None
         await self._stack.aclose()
 
+    def post(self, post: Post, on_change: Callable[[], None]) -> HttpxCall:
+        assert self._client is not None, "used outside its async with"
+        call = HttpxCall(on_change)
+        call.task = self._group.create_task(self._run(post, call))
+        return call
+
+    async def _run(self, post: Post, call: HttpxCall) -> None:
+        """Hand over the answer part by part, and no further part before the last one was taken."""
+        try:
+            async with self._posted(post) as (response, parts):
+                call.begin(response)
+                while part := await _cancelled_once(_next_part(parts)):
+                    await call.offer(part)
+            call.complete()
+        except (NotConnected, Broken) as wrong:
+            call.fail(wrong)
+
     @asynccontextmanager
-    async def post(self, post: Post) -> AsyncIterator[Answer]:
+    async def _posted(self, post: Post) -> AsyncIterator[tuple[httpx.Response, AsyncIterator[bytes]]]:
         assert self._client is not None, "used outside its async with"
         headers = {"accept-encoding": "identity", "content-type": "application/json", **post.headers}
-        request = self._client.build_request("POST", post.url, headers=headers, content=post.body)
+        try:
+            request = self._client.build_request("POST", post.url, headers=headers, content=post.body)
+        except httpx.InvalidURL as wrong:
+            raise NotConnected(f"no URL of an engine: {wrong}", timed_out=False) from wrong
         responses: list[httpx.Response] = []
         try:
             await _cancelled_once(self._send(self._client, request, responses))
-            yield _HttpxAnswer(responses[0])
+            yield responses[0], responses[0].aiter_bytes()
         finally:
             for response in responses:
                 await _to_its_end(response.aclose())
@@ -71,20 +92,64 @@ def _closed_by_the_pool(error: BaseException) -> bool:
     return cause is not None
 
 
-class _HttpxAnswer:
-    def __init__(self, response: httpx.Response) -> None:
-        self._parts = response.aiter_bytes()
-        self.status = response.status_code
-        self.headers: Mapping[str, str] = response.headers
+async def _next_part(parts: AsyncIterator[bytes]) -> bytes:
+    async for part in parts:
+        if part:
+            return part
+    return b""
 
-    async def read(self) -> bytes:
-        return await _cancelled_once(self._next_part())
 
-    async def _next_part(self) -> bytes:
-        async for part in self._parts:
-            if part:
-                return part
-        return b""
+class HttpxCall:
+    """Implements :class:`pdcore.router.upstream.Call`."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell: Callable[[], None] | None = tell
+        self._part = b""
+        self._taken = asyncio.Event()
+        self._wrong: NotConnected | Broken | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.state: State = "head"
+        self.status = 0
+        self.headers: Mapping[str, str] = {}
+
+    def take(self) -> bytes:
+        part, self._part = self._part, b""
+        self._taken.set()
+        return part
+
+    def offer_frames(self, take: Frames) -> None:
+        return
+
+    def failure(self) -> NotConnected | Broken:
+        assert self._wrong is not None
+        return self._wrong
+
+    def close(self) -> None:
+        self._tell = None
+        if self.task is not None and self.state in ("head", "body"):
+            self.task.cancel()
+
+    def begin(self, response: httpx.Response) -> None:
+        self.status, self.headers = response.status_code, response.headers
+        self._change("body")
+
+    async def offer(self, part: bytes) -> None:
+        self._part = part
+        self._taken.clear()
+        self._change("body")
+        await self._taken.wait()
+
+    def complete(self) -> None:
+        self._change("complete")
+
+    def fail(self, why: NotConnected | Broken) -> None:
+        self._wrong = why
+        self._change("failed")
+
+    def _change(self, state: State) -> None:
+        self.state = state
+        if self._tell is not None:
+            self._tell()
 
 
 async def _cancelled_once(work: Coroutine[object, object, ResultT]) -> ResultT:

@@ -9,7 +9,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-SHARED: Final = frozenset({"errors", "config", "clock", "telemetry", "http_head", "http_server", "beside"})
+SHARED: Final = frozenset(
+    {
+        "errors",
+        "config",
+        "clock",
+        "telemetry",
+        "http_head",
+        "http_server",
+        "beside",
+        "bearer",
+        "watched_files",
+    }
+)
 EVERYTHING: Final = frozenset({"topology", "registry", "router", "engine", "group", "cli"}) | SHARED
 MAY_IMPORT: Final = {
     "topology": frozenset({"topology", "errors"}),

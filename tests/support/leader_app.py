@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import msgspec
+from starlette.types import ASGIApp
 
 from pdcore.clock import SystemClock
 from pdcore.engine.app import create_app
@@ -95,8 +96,9 @@ async def leader_app(
     max_body_bytes: int = 1 << 20,
     request_timeout_s: float = 30,
     max_held: int = 64,
+    door: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> AsyncIterator[LeaderApp]:
-    """A serving leader of ``role``: one rank that behaves so, context 256, cache 4096 tokens, model ``tiny``."""
+    """A serving leader of ``role``: one rank that behaves so, context 256, cache 4096 tokens, model ``tiny``; its app behind ``door``."""
     address = f"ipc://{directory}/{role}.sock"
     state = LeaderState(role=role, instance_id=f"{role}-0", incarnation="inc", models=("tiny",))
     state.context_length, state.kv_tokens = 256, 4096
@@ -130,7 +132,7 @@ async def leader_app(
         )
         async with (
             FakeRank(address, behaviour) as rank,
-            answering(create_app(engine), listener),
+            answering(door(create_app(engine)), listener),
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20, trust_env=False) as client,
         ):
             await rank.say(READY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
@@ -65,6 +66,7 @@ class Fleet:
         frozen_after_s: float = FROZEN_AFTER_S,
         roles: Collection[Role] = ROLES,
         cached: Topology | None = None,
+        tls: ssl.SSLContext | None = None,
         clock: Clock | None = None,
         random: Random | None = None,
     ) -> None:
@@ -72,6 +74,7 @@ class Fleet:
         self._probe_timeout_s = probe_timeout_s
         self._frozen_after_s = frozen_after_s
         self._roles = roles
+        self._tls = tls
         self._clock = clock or SystemClock()
         self._random = random or Random()
         self._followed = cached or Topology.empty()
@@ -211,7 +214,7 @@ class Fleet:
             return
 
     async def _probe(self, probe: Probe) -> None:
-        outcome = await ask(probe, self._probe_timeout_s, self._clock)
+        outcome = await ask(probe, self._probe_timeout_s, self._clock, self._tls)
         self._probing -= 1
         self._probes[outcome] += 1
         self._become(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import Final
 
 from pdcore.clock import Clock
@@ -13,12 +14,12 @@ LATE: Final = 1.5
 """A deadline that passed so much too late says that this process stood still, and nothing about the other one."""
 
 
-async def ask(probe: Probe, timeout_s: float, clock: Clock) -> Outcome:
-    """Connect and ask for its health within ``timeout_s``."""
+async def ask(probe: Probe, timeout_s: float, clock: Clock, tls: ssl.SSLContext | None = None) -> Outcome:
+    """Connect and ask for its health within ``timeout_s``; https by ``tls``."""
     began = clock.now()
     try:
         async with asyncio.timeout(timeout_s):
-            return judge(await ask_health(probe.url), probe.key[1])
+            return judge(await ask_health(probe.url, tls), probe.key[1])
     except ConnectionRefusedError:
         return "refused"
     except TimeoutError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
@@ -55,6 +56,7 @@ class FixedFleet:
         timeout_s: float,
         clock: Clock,
         headers: Callable[[], Mapping[str, str]] = dict,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._store = store
         self._view = keyspace.view
@@ -63,6 +65,7 @@ class FixedFleet:
         self._timeout_s = timeout_s
         self._clock = clock
         self._headers = headers
+        self._tls = tls
         self._targets: dict[str, Target] = {}
         self._standings: dict[str, Standing] = {}
         self._lost: dict[InstanceKey, str] = {}
@@ -154,11 +157,13 @@ class FixedFleet:
         target, before = self._targets.get(name), self._standings.get(name)
         if target is None or before is None:
             return
-        found = await hear(target.url, self._timeout_s)
+        found = await hear(target.url, self._timeout_s, self._tls)
         if isinstance(found, Silent) and before.is_up:
             self._fleet.accuse((name, before.incarnation), "silence")
-        elif isinstance(found, Answers) and before.after(found, _fresh) is not before:
-            models = await models_of(target.url, self._timeout_s, self._headers())
+        elif isinstance(found, Answers) and not (
+            before.knows_models and before.after(found, _fresh) is before
+        ):
+            models = await models_of(target.url, self._timeout_s, self._headers(), self._tls)
             found = Answers(incarnation=found.incarnation, models=models)
         await self._heard(name, found)
 
@@ -173,7 +178,7 @@ class FixedFleet:
         if after.is_up != before.is_up or not after.is_up:
             say = _log.info if after.is_up else _log.warning
             say("engine is up" if after.is_up else "engine is down", instance_id=name, reason=after.why)
-        if (after.incarnation, after.is_up) != (before.incarnation, before.is_up):
+        if _shown(after) != _shown(before):
             await self._write(name)
 
     async def _write(self, name: str) -> None:
@@ -181,6 +186,11 @@ class FixedFleet:
         await self._store.commit(
             (), tuple(Put(self._view + key, codec.encode(record)) for key, record in made.items())
         )
+
+
+def _shown(standing: Standing) -> tuple[object, ...]:
+    """What the keyspace shows of it."""
+    return standing.incarnation, standing.is_up, standing.models
 
 
 def _fresh() -> str:
@@ -200,9 +210,14 @@ def store_shown(config: RouterConfig) -> str:
 
 
 def fixed_fleet(
-    config: RouterConfig, store: Store, fleet: Fleet, clock: Clock, headers: Callable[[], Mapping[str, str]]
+    config: RouterConfig,
+    store: Store,
+    fleet: Fleet,
+    clock: Clock,
+    headers: Callable[[], Mapping[str, str]],
+    tls: ssl.SSLContext | None = None,
 ) -> FixedFleet | None:
-    """For a router that was told engines, which know it by ``headers``; None for any other."""
+    """For a router that was told engines, which know it by ``headers`` and it by ``tls``; None for any other."""
     if not config.targets:
         return None
     return FixedFleet(
@@ -213,6 +228,7 @@ def fixed_fleet(
         timeout_s=config.probe_timeout_s,
         clock=clock,
         headers=headers,
+        tls=tls,
     )
 
 

@@ -19,7 +19,7 @@ SILENT: Final = "it does not answer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """It is well. ``incarnation`` if it names one; ``models`` as far as it was asked for them."""
+    """It is well. ``incarnation`` if it names one; ``models`` if it was asked for them and answered."""
 
     incarnation: str | None = None
     models: tuple[str, ...] | None = None
@@ -42,11 +42,15 @@ Heard = Answers | Fails | Silent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """``incarnation`` is the one that is up, or the one it will be when it comes up. ``why`` it is not up, "" if it is."""
+    """``incarnation`` is the one that is up, or the one it will be when it comes up. ``why`` it is not up, "" if it is.
+
+    Until ``knows_models`` it has not said what it serves: what it served before, or anything.
+    """
 
     incarnation: str
     is_up: bool = False
     models: tuple[str, ...] = (ANY_MODEL,)
+    knows_models: bool = False
     why: str = NOT_ASKED
 
     def after(self, heard: Heard, fresh: Callable[[], str]) -> Standing:
@@ -64,10 +68,15 @@ class Standing:
                 return self._answered(named, models)
 
     def _answered(self, named: str | None, models: tuple[str, ...] | None) -> Standing:
-        if self.is_up and named in (None, self.incarnation):
+        is_same = self.is_up and named in (None, self.incarnation)
+        if is_same and (models is None or self.knows_models):
             return self
         return Standing(
-            incarnation=named or self.incarnation, is_up=True, models=models or self.models, why=""
+            incarnation=named or self.incarnation,
+            is_up=True,
+            models=models or self.models,
+            knows_models=models is not None,
+            why="",
         )
 
     def _because(self, why: str) -> Standing:

@@ -6,6 +6,7 @@ wins or owned move.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
@@ -22,6 +23,11 @@ def seed(name: str) -> int:
 def lot(key: int, name: str) -> int:
     """The lot of ``name`` for ``key``, 64 bits."""
     return mixed(key ^ seed(name))
+
+
+def lots(key: int, names: Iterable[str]) -> list[int]:
+    """The lots of ``names`` for ``key``, in their order."""
+    return [mixed(key ^ seed(name)) for name in names]
 
 
 def mixed(value: int) -> int:

@@ -15,7 +15,7 @@ from math import ceil
 from typing import Final
 
 from pdcore.router.policies.base import Score
-from pdcore.router.policies.lots import lot
+from pdcore.router.policies.lots import lots
 from pdcore.router.want import Load, Part, Prefix, Want
 from pdcore.topology.instance import Instance
 
@@ -25,6 +25,8 @@ SLACK: Final = 3
 REPLICATED: Final = 0.25  # the share of a cache that may hold what everybody has
 BYTES_PER_TOKEN: Final = 4
 USUAL_CACHE_TOKENS: Final = 131_072  # of an instance that does not say
+Place = tuple[int, int]
+"""How far an instance is from where a prompt belongs, and its lot among those equally far."""
 
 
 class PrefixAffinity:
@@ -39,8 +41,8 @@ class PrefixAffinity:
         flights = [load.in_flight(one.instance_id) for one in candidates]
         bound = BALANCE * (sum(flights) + 1) / len(candidates) + SLACK
         return [
-            (float(flight > bound), *placed)
-            for flight, placed in zip(flights, _placed(candidates, want), strict=True)
+            (float(flight > bound), away, drawn)
+            for flight, (away, drawn) in zip(flights, _placed(candidates, want), strict=True)
         ]
 
 
@@ -59,11 +61,11 @@ def fits_everywhere(prefix: Prefix, candidates: Sequence[Instance]) -> bool:
     return prefix.shared_bytes <= REPLICATED * smallest * BYTES_PER_TOKEN
 
 
-def _placed(candidates: Sequence[Instance], want: Want) -> list[tuple[int, int]]:
-    """How far each candidate is from where the prompt belongs, and its lot among those equally far."""
+def _placed(candidates: Sequence[Instance], want: Want) -> Sequence[Place]:
+    """Where each candidate stands for the prompt."""
     names = [one.instance_id for one in candidates]
     if want.prefix is None:
-        return [(0, lot(want.draw, name)) for name in names]
+        return [(0, drawn) for drawn in lots(want.draw, names)]
     return _partitioned(names, *_path(want.prefix, candidates), among=len(names))
 
 
@@ -73,17 +75,16 @@ def _path(prefix: Prefix, candidates: Sequence[Instance]) -> tuple[Sequence[Part
     return ((), own) if not shared or fits_everywhere(prefix, candidates) else (shared, own)
 
 
-def _partitioned(
-    names: Sequence[str], shared: Sequence[Part], own: Part, *, among: int
-) -> list[tuple[int, int]]:
+def _partitioned(names: Sequence[str], shared: Sequence[Part], own: Part, *, among: int) -> Sequence[Place]:
     """Each shared part keeps what its share of ``among`` is worth of what the part before it kept; the rest comes later."""
-    found: dict[str, tuple[int, int]] = {}
-    kept = list(names)
+    if not shared:
+        return [(0, drawn) for drawn in lots(own.key, names)]
+    found: dict[str, Place] = {}
+    kept = names
     for depth, part in enumerate(shared):
-        kept.sort(key=lambda name: lot(part.key, name))
+        ordered = sorted(zip(lots(part.key, kept), kept, strict=True))
         worth = max(1, ceil(part.share * among * BALANCE))
-        for name in kept[worth:]:
-            found[name] = (len(shared) - depth, lot(part.key, name))
-        del kept[worth:]
-    found |= {name: (0, lot(own.key, name)) for name in kept}
+        found |= {name: (len(shared) - depth, drawn) for drawn, name in ordered[worth:]}
+        kept = [name for _, name in ordered[:worth]]
+    found |= {name: (0, drawn) for drawn, name in zip(lots(own.key, kept), kept, strict=True)}
     return [found[name] for name in names]

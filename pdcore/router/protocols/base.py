@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, Protocol
+
+from msgspec import Struct
 
 from pdcore.errors import PdcoreError
 from pdcore.router.api import PATHS, ClientRequest
@@ -18,8 +19,7 @@ KV_MARK: Final = "x-pdcore-kv"
 KV_RECEIVED: Final = "received"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Carried:
+class Carried(Struct, frozen=True, kw_only=True):
     """What a prefill answered in an earlier attempt: its KV waits for whichever decode brings this along."""
 
     prefill: InstanceKey
@@ -27,8 +27,7 @@ class Carried:
     words: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(Struct, frozen=True, kw_only=True):
     """What is decided for one attempt before a protocol shapes it.
 
     ``rooms`` are fresh, one per (prompt, sample), prompt-major; when ``carried`` is given, the KV is there already and
@@ -53,8 +52,7 @@ class Attempt:
         return self.rooms[0] if self.carried is None else self.carried.room
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LegPlan:
+class LegPlan(Struct, frozen=True, kw_only=True):
     """One leg: who gets what."""
 
     leg: Leg
@@ -66,8 +64,7 @@ class Unreadable(PdcoreError):
     """What an engine said is not what its protocol needs to go on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SecondLeg:
+class SecondLeg(Struct, frozen=True, kw_only=True):
     """A leg that nobody can word before the first hop has spoken: ``after`` its answer, or its callback.
 
     ``make`` turns those words into the request; raises :class:`Unreadable`.
@@ -79,8 +76,7 @@ class SecondLeg:
     make: Callable[[bytes], Post]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     """The legs of an attempt: those to be sent at once, and the one that follows. ``decode`` answers the client."""
 
     legs: tuple[LegPlan, ...]
@@ -93,8 +89,7 @@ def key_of(instance: Instance) -> InstanceKey:
     return instance.instance_id, instance.incarnation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(Struct, frozen=True, kw_only=True):
     """What must be known of an instance before it can be asked to work: a GET, and how its answer reads.
 
     The answer holds for the incarnation in ``key``. ``read`` raises :class:`Unreadable`.
@@ -124,6 +119,11 @@ class Handshake(Protocol):
         ...
 
 
+def url_of(attempt: Attempt, instance: Instance) -> str:
+    """Where ``instance`` serves the endpoint that the client asked."""
+    return instance.record.url.rstrip("/") + PATHS[attempt.request.endpoint]
+
+
 def post(
     attempt: Attempt, instance: Instance, fields: Mapping[str, object], headers: Mapping[str, str]
 ) -> Post:
@@ -131,7 +131,7 @@ def post(
     is_named = attempt.request.model is not None or attempt.model == ANY_MODEL
     named = {} if is_named else {"model": attempt.model}
     return Post(
-        url=instance.record.url.rstrip("/") + PATHS[attempt.request.endpoint],
+        url=url_of(attempt, instance),
         headers={
             **attempt.forwarded,
             "accept": "text/event-stream" if attempt.request.stream else "application/json",

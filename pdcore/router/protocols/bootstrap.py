@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pdcore.router.protocols.base import Attempt, Handshake, LegPlan, Plan, post
+from pdcore.router.protocols.base import Attempt, Handshake, LegPlan, Plan, post, url_of
+from pdcore.router.upstream import Post
 
 
 class Bootstrap(Handshake):
@@ -27,10 +28,12 @@ class Bootstrap(Handshake):
             "x-pdcore-prefill-incarnation": prefill.record.incarnation,
             "x-pdcore-decode-incarnation": decode.record.incarnation,
         }
+        to_prefill = post(attempt, prefill, fields, headers)
+        to_decode = Post(url=url_of(attempt, decode), headers=to_prefill.headers, body=to_prefill.body)
         return Plan(
             legs=(
-                LegPlan(leg="prefill", instance=prefill, post=post(attempt, prefill, fields, headers)),
-                LegPlan(leg="decode", instance=decode, post=post(attempt, decode, fields, headers)),
+                LegPlan(leg="prefill", instance=prefill, post=to_prefill),
+                LegPlan(leg="decode", instance=decode, post=to_decode),
             ),
             room=attempt.room,
         )

@@ -8,10 +8,10 @@ keeps the KV only of a request that ran into its limit. What shapes the prompt s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from pdcore.errors import ApiError
 from pdcore.router.api import ClientRequest

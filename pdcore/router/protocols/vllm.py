@@ -7,10 +7,10 @@ ours: the client's own id, which logs can be searched for, and the attempt's roo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from pdcore.router.protocols.base import Attempt, Unreadable, post
 from pdcore.router.protocols.prefill_only import one_token

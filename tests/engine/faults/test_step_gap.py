@@ -16,8 +16,10 @@ import msgspec
 import pytest
 
 from bench.engine_loop import InstantModel, Stage, decode_loop, group_of
-from pdcore.engine.messages import Failed, Start, ToLeader
+from pdcore.engine.messages import Failed, ToLeader
+from pdcore.engine.sampled import Sampled
 from pdcore.engine.scheduler.plan import Compute
+from pdcore.engine.scheduler.request import Request
 from pdcore.engine.transfer.orders import PrefillGroup
 from tests.cluster import figures
 
@@ -34,10 +36,10 @@ GAP_S: Final = 0.1
 class PacedModel(InstantModel):
     """Takes ``STEP_S`` for a step."""
 
-    def run(self, batch: Sequence[Compute], starts: Sequence[Start]) -> dict[str, int]:
+    def run(self, batch: Sequence[Compute], requests: Sequence[Request]) -> Sampled:
         time.sleep(STEP_S)
         self.seconds += STEP_S
-        return super().run(batch, starts)
+        return super().run(batch, requests)
 
 
 @pytest.fixture(autouse=True)

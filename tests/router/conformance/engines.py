@@ -47,7 +47,10 @@ class Plane:
 
 @dataclass
 class SpeakingEngine(FakeEngine):
-    """One engine of a protocol. ``name`` is its engine id, ``incarnation`` what its health reports."""
+    """One engine of a protocol. ``name`` is its engine id, ``incarnation`` what its health reports.
+
+    It does not say what it serves: the question is answered with 404 and is no request.
+    """
 
     scripts: list[Script] = field(default_factory=list)
     plane: Plane = field(default_factory=Plane)
@@ -57,6 +60,9 @@ class SpeakingEngine(FakeEngine):
 
     def script(self) -> Script:
         seen = self.seen[-1]
+        if seen.path == "/v1/models":
+            self.seen.pop()
+            return fake.answer(404, {})
         wrong = self.complaints(seen)
         self.refused += wrong
         good = fake.answer(400, {"error": {"message": "; ".join(wrong)}}) if wrong else self.good(seen)

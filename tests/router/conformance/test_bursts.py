@@ -14,6 +14,11 @@ from tests.support.fake_engines import Reset, Script, Send
 pytestmark = pytest.mark.integration
 
 MANY = 12
+SOME = [
+    pytest.param(name, marks=pytest.mark.cluster if name in ("mooncake", "ascend-layerwise") else ())
+    for name in PAIRED
+]
+"""Those of two hops and of one in the short run, all of them in the long one."""
 
 
 def head_first(good: Script) -> Script:
@@ -22,7 +27,7 @@ def head_first(good: Script) -> Script:
     return (good[at], *good[:at], *good[at + 1 :])
 
 
-@pytest.mark.parametrize("protocol", PAIRED)
+@pytest.mark.parametrize("protocol", SOME)
 async def test_every_third_request_fails_and_the_others_are_served(protocol: str) -> None:
     async with rig(protocol) as one:
         one["d0"].faults = [
@@ -36,7 +41,7 @@ async def test_every_third_request_fails_and_the_others_are_served(protocol: str
         await one.fleet.settled()
 
 
-@pytest.mark.parametrize("protocol", PAIRED)
+@pytest.mark.parametrize("protocol", SOME)
 async def test_a_stream_whose_head_came_early_is_a_status_as_long_as_no_event_has_come(protocol: str) -> None:
     async with rig(protocol) as one:
         one["d0"].faults = [head_first]
@@ -50,7 +55,7 @@ async def test_a_stream_whose_head_came_early_is_a_status_as_long_as_no_event_ha
         await one.is_served(stream=True)
 
 
-@pytest.mark.parametrize("protocol", PAIRED)
+@pytest.mark.parametrize("protocol", SOME)
 async def test_no_two_requests_share_a_name(protocol: str) -> None:
     async with rig(protocol) as one:
         one["d0"].faults = [after_an_event(Reset())]

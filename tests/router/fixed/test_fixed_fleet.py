@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from pdcore.bearer import Token
 from pdcore.config.targets import Target, TargetRole
+from pdcore.router.access import Access
 from tests.router.fleet import Fleet, running_fleet
 from tests.support import fake_engines as fake
 from tests.support.eventually import eventually
@@ -77,13 +79,29 @@ async def workers(fleet: Fleet) -> dict[str, dict[str, object]]:
 
 
 async def healthy(fleet: Fleet, url: str, is_healthy: bool = True) -> dict[str, object]:
-    async def is_so() -> dict[str, object] | None:
-        one = (await workers(fleet)).get(url)
-        return one if one is not None and one["is_healthy"] is is_healthy else None
+    """Until the router has found ``url`` well, or not; what it lists of it then."""
+    fixed, suspects = fleet.serving.fixed, fleet.serving.fleet
+    assert fixed is not None
 
-    found = await eventually(is_so, WITHIN_S, f"{url} is listed as {'' if is_healthy else 'not '}healthy")
-    assert found is not None
+    def is_so() -> bool:
+        name = next((name for name, one in fixed.targets.items() if one.url == url), None)
+        return name is not None and is_healthy is (
+            fixed.standing(name).is_up and name not in suspects.overlay.suspects
+        )
+
+    await eventually(is_so, WITHIN_S, f"{url} is {'' if is_healthy else 'not '}healthy")
+    found = (await workers(fleet))[url]
+    assert found["is_healthy"] is is_healthy
     return found
+
+
+async def serves(fleet: Fleet, url: str, model: str | None) -> None:
+    """Until ``url`` is listed as an engine that serves ``model``."""
+
+    async def is_so() -> bool:
+        return (await workers(fleet))[url]["model_id"] == model
+
+    await eventually(is_so, WITHIN_S, f"{url} serves {model}")
 
 
 @pytest.fixture
@@ -126,6 +144,21 @@ async def test_an_engine_that_says_neither_how_it_is_nor_what_it_serves_serves_a
         assert d.seen[0].json["model"] == "any"
         assert "model" not in d.seen[1].json, "nothing is made up"
         assert (await fleet.client.get("/v1/models")).json()["data"] == []
+
+
+async def test_an_engine_that_is_slow_to_say_what_it_serves_is_asked_until_it_does(engines: Engines) -> None:
+    p, d, _ = engines
+    p.models = d.models = (Hang(),)
+    async with serving(prefill=(p,), decode=(d,), probe_timeout_s=0.2) as fleet:
+        await up(fleet, 2)
+        assert (await fleet.post({**BODY, "model": "other"})).status_code == 200, "anything so far"
+        p.models = d.models = MODELS
+        for one in (p, d):
+            await serves(fleet, one.url, "tiny")
+        await fleet.follower.wait_until(
+            lambda view: {one.record.models for one in view.instances.values()} == {("tiny",)}, WITHIN_S
+        )
+        assert (await fleet.post({**BODY, "model": "other"})).status_code == 404
 
 
 async def test_a_decode_that_dies_idle_is_soon_out_and_costs_no_request(
@@ -176,6 +209,25 @@ async def test_a_native_engine_is_known_by_its_own_incarnation(engines: Engines)
         assert d.seen[0].headers["x-pdcore-decode-incarnation"] == "i1"
         d.health = fake.answer(200, {"status": "ok", "incarnation": "i2"})
         await fleet.sees(f"decode-127.0.0.1-{d.port}", "i2")
+
+
+async def test_a_native_engine_that_takes_nothing_yet_or_any_more_is_given_nothing(engines: Engines) -> None:
+    p, d0, d1 = engines
+    for one in engines:
+        one.health = fake.answer(200, {"status": "ok", "incarnation": "i1"})
+    d0.health = fake.answer(200, {"status": "starting", "incarnation": "i1"})
+    async with serving(prefill=(p,), decode=(d0, d1)) as fleet:
+        await up(fleet, 2)
+        assert (await healthy(fleet, d0.url, False))["reason"] == "it is starting"
+        assert [(await fleet.post(BODY)).status_code for _ in range(2)] == [200] * 2
+        assert not d0.seen
+        d0.health = d1.health
+        await up(fleet, 3)
+        d1.health = fake.answer(200, {"status": "draining", "incarnation": "i1"})
+        await healthy(fleet, d1.url, False)
+        asked = len(d1.seen)
+        assert [(await fleet.post(BODY)).status_code for _ in range(2)] == [200] * 2
+        assert (len(d0.seen), len(d1.seen)) == (2, asked)
 
 
 async def test_a_silent_engine_is_picked_last_and_not_given_up(engines: Engines) -> None:
@@ -241,6 +293,7 @@ async def test_workers_are_counted_and_shown_one_by_one(engines: Engines) -> Non
         await fleet.client.post("/workers", json={"url": u.url})
         listed = (await fleet.client.get("/workers")).json()
         assert listed["stats"] == {"prefill_count": 1, "decode_count": 1, "regular_count": 1}
+        await serves(fleet, p.url, "tiny")
         one = await healthy(fleet, p.url)
         assert one == (await fleet.client.get(f"/workers/{one['id']}")).json()
         assert (one["worker_type"], one["load"], one["model_id"]) == ("prefill", 0, "tiny")
@@ -251,7 +304,7 @@ async def test_workers_are_counted_and_shown_one_by_one(engines: Engines) -> Non
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ({"url": "https://a:1"}, "must be HOST[:PORT] or http://HOST[:PORT]"),
+        ({"url": "ftp://a:1"}, "must be HOST[:PORT] or http[s]://HOST[:PORT]"),
         ({"url": "http://169.254.169.254/latest"}, "and nothing more"),
         ({"url": "http://a:1", "worker_type": "encode"}, "worker_type"),
         ({"url": "http://a:1", "bootstrap_port": 1}, "only a prefill worker"),
@@ -269,6 +322,24 @@ async def test_what_cannot_be_added_is_refused(engines: Engines, body: object, s
         assert len(await workers(fleet)) == 1
         too_long = await fleet.client.post("/workers", content=b"x" * (17 << 10))
         assert too_long.status_code == 413
+
+
+async def test_beyond_this_machine_only_operators_say_who_gets_prompts(engines: Engines) -> None:
+    p, d, other = engines
+    elsewhere = "127.1"  # this machine, in a spelling that is not taken for it
+    new = {"url": other.url, "worker_type": "decode"}
+    async with serving(prefill=(p,), decode=(d,), host=elsewhere) as fleet:
+        which = f"/workers/decode-127.0.0.1-{d.port}"
+        for refused in (await fleet.client.post("/workers", json=new), await fleet.client.delete(which)):
+            assert refused.status_code == 403
+            assert "--admin-port" in refused.json()["error"]["message"]
+        assert set(await workers(fleet)) == {p.url, d.url}
+    token = Token("operators-0123456789")
+    access = Access(admin_token=lambda: token)
+    async with serving(prefill=(p,), decode=(d,), host=elsewhere, access=access) as fleet:
+        assert (await fleet.client.post("/workers", json=new)).status_code == 401
+        added = await fleet.client.post("/workers", json=new, headers=token.headers())
+        assert added.status_code == 202
 
 
 async def test_a_router_with_a_store_has_no_workers_to_change() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.registry.probe import Health
@@ -14,6 +14,8 @@ from pdcore.router.fixed.standing import SILENT, Answers, Fails, Heard, Silent, 
 from pdcore.router.models import ANY_MODEL
 
 pytestmark = pytest.mark.unit
+
+few = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 REFUSES = Fails(why="it refuses connections")
 
@@ -39,8 +41,17 @@ def after(*said: Heard) -> Standing:
 
 def test_it_comes_up_with_its_first_answer_and_what_it_serves() -> None:
     assert not Standing(incarnation="n0").is_up
-    assert after(Answers(models=("m",))) == Standing(incarnation="n0", is_up=True, models=("m",), why="")
+    assert after(Answers(models=("m",))) == Standing(
+        incarnation="n0", is_up=True, models=("m",), knows_models=True, why=""
+    )
     assert after(Answers()).models == (ANY_MODEL,)
+
+
+def test_who_is_up_and_has_not_said_what_it_serves_says_it_later_and_stays_who_it_is() -> None:
+    assert after(Answers(), Answers(models=("m",))) == after(Answers(models=("m",)))
+    known = after(Answers(models=("m",)))
+    assert known.after(Answers(models=("n",)), Fresh()) is known, "it was not asked again"
+    assert not after(Answers(models=("m",)), REFUSES).knows_models, "who comes back may serve another one"
 
 
 def test_who_names_an_incarnation_has_that_one() -> None:
@@ -73,6 +84,7 @@ sayings = st.lists(
 )
 
 
+@few
 @given(sayings)
 def test_no_incarnation_it_had_before_going_down_comes_back_unless_it_says_so(said: list[Heard]) -> None:
     fresh, standing, over = Fresh(), Standing(incarnation="n0"), set[str]()
@@ -90,6 +102,11 @@ def test_no_incarnation_it_had_before_going_down_comes_back_unless_it_says_so(sa
     [
         (Health(200, None), Answers()),
         (Health(200, "a"), Answers(incarnation="a")),
+        (Health(200, "a", "ok"), Answers(incarnation="a")),
+        (Health(200, "a", "starting"), Fails(why="it is starting")),
+        (Health(200, "a", "draining"), Fails(why="it is draining")),
+        (Health(200, None, "starting"), Answers()),
+        (Health(200, "a", ["starting"]), Answers(incarnation="a")),
         (Health(404, None), Answers()),
         (Health(503, None), Fails(why="its health is 503")),
         (Health(503, "a"), Fails(why="its health is 503")),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from pdcore.config.policies import ALIASES, POLICY_NAMES
 from pdcore.router.policies.base import Policy, choose
@@ -104,7 +104,9 @@ def test_least_loaded_takes_the_fewest_legs_and_turns_among_equals() -> None:
 @pytest.mark.parametrize("policy", [Random(), PowerOfTwo(), RoomHash()])
 def test_chance_is_even_over_many_draws(policy: Policy) -> None:
     eight = instances(8)
-    shares = Counter(chosen(policy, eight, replace(WANT, draw=_spread(number))) for number in range(4000))
+    shares = Counter(
+        chosen(policy, eight, structs.replace(WANT, draw=_spread(number))) for number in range(4000)
+    )
     assert len(shares) == 8
     assert all(abs(share - 500) < 100 for share in shares.values()), shares
 
@@ -119,7 +121,7 @@ def test_power_of_two_takes_the_less_loaded_of_two_different_ones(draw: int, leg
     candidates, load = _busy(legs)
     one, other = two_of("prefill", draw, len(legs))
     assert one != other
-    made = choose(PowerOfTwo(), candidates, replace(WANT, draw=draw), load)
+    made = choose(PowerOfTwo(), candidates, structs.replace(WANT, draw=draw), load)
     assert load.in_flight(made.instance.instance_id) == min(legs[one], legs[other])
     assert made.instance in (candidates[one], candidates[other])
 
@@ -128,8 +130,10 @@ def test_a_room_has_its_place_in_each_role_and_a_request_without_one_goes_by_its
     prefills, decodes = instances(5), instances(5, "decode")
     pairs = Counter[tuple[str, str]]()
     for room in range(1, 1001):
-        want = replace(WANT, room=room, draw=room * 7)
-        assert chosen(RoomHash(), prefills, want) == chosen(RoomHash(), prefills, replace(want, draw=1))
+        want = structs.replace(WANT, room=room, draw=room * 7)
+        assert chosen(RoomHash(), prefills, want) == chosen(
+            RoomHash(), prefills, structs.replace(want, draw=1)
+        )
         pairs[chosen(RoomHash(), prefills, want), chosen(RoomHash(), decodes, want)] += 1
     assert len(pairs) == 25, "prefill and decode are chosen independently"
 

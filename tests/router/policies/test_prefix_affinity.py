@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from pdcore.router.policies.lots import seed
 from pdcore.router.policies.prefix_affinity import (
@@ -35,7 +36,7 @@ MUCH = 1 << 40
 
 def conversation(number: int, *shared: Part, shared_bytes: int = 0) -> Want:
     own = Part(seed(f"conversation {number}"), 0.0)
-    return replace(WANT, prefix=Prefix(path=(*shared, own), shared_bytes=shared_bytes))
+    return structs.replace(WANT, prefix=Prefix(path=(*shared, own), shared_bytes=shared_bytes))
 
 
 def homes(
@@ -58,7 +59,9 @@ def test_when_one_leaves_only_its_own_conversations_move_and_they_come_back_with
     moved = [old for old, new in zip(before, without, strict=True) if old != new]
     assert set(moved) == {"prefill-003"}
     assert len(moved) <= 0.15 * len(before)
-    restarted = [replace(one, record=one.record._replace(incarnation="i2")) for one in EIGHT]
+    restarted = [
+        replace(one, record=one.record._replace(incarnation="i2", url="http://127.0.0.2:9")) for one in EIGHT
+    ]
     assert homes(restarted) == before[:FEW]
 
 
@@ -129,7 +132,7 @@ def test_nobody_is_given_more_than_the_bound(
 
 
 def test_without_a_prefix_the_requests_own_chance_decides() -> None:
-    drawn = {chosen(AFFINITY, EIGHT, replace(WANT, draw=seed(str(number)))) for number in range(100)}
+    drawn = {chosen(AFFINITY, EIGHT, structs.replace(WANT, draw=seed(str(number)))) for number in range(100)}
     assert len(drawn) == 8
 
 

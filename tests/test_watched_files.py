@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pdcore.errors import ConfigError
-from pdcore.router.watched_files import WatchedFiles
+from pdcore.watched_files import WatchedFiles
 
 pytestmark = pytest.mark.unit
 
