@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+from pathlib import Path
 
 import httpx
 import pytest
@@ -66,3 +68,13 @@ async def test_clients_that_leave_at_any_moment_leave_nothing(fleet: Fleet) -> N
         await asyncio.gather(*(leave(client, n) for n in range(STREAMS)))
     await eventually(lambda: not fleet.leftovers(), 5, "blocks, slots, rooms and in-flight all zero")
     assert fleet.router.post("/v1/completions", body(1, stream=False)).status_code == 200
+
+
+def test_what_carries_a_ranks_messages_takes_no_cpu_from_its_loop(fleet: Fleet) -> None:
+    for rank in (*fleet.prefill.ranks(), *fleet.decode.ranks()):
+        policies: dict[str, set[int]] = {}
+        for thread in rank.threads():
+            name = Path(f"/proc/{rank.pid}/task/{thread.id}/comm").read_text()
+            kind = "messages" if name.startswith("ZMQ") else "others"
+            policies.setdefault(kind, set()).add(os.sched_getscheduler(thread.id))
+        assert policies == {"messages": {os.SCHED_BATCH}, "others": {os.SCHED_OTHER}}
