@@ -18,7 +18,19 @@ from tests.support.tiny_models import write_tiny_qwen3
 
 PROMPTS = 20
 MOST = 32
-FEW = 24
+ANSWER = 48
+QUESTIONS = (
+    "What is the capital of France?",
+    "Name three fruits.",
+    "Why is the sky blue?",
+    "Write one line of a poem about rain.",
+    "How many legs has a spider, and how many an ant?",
+    "Translate good morning into German.",
+    "What does a compiler do? Answer for a child.",
+    "List the months with 30 days.",
+    "Continue: one, two, four, eight,",
+    "ß€ 漢字? 🙂",
+)
 
 
 def prompts() -> list[str]:
@@ -32,6 +44,13 @@ def complete(server: Served, prompt: str, most: int = MOST, **more: object) -> s
     answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=120, trust_env=False)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["text"])
+
+
+def chat(server: Served, messages: list[dict[str, str]]) -> str:
+    body = {"model": "tiny", "messages": messages, "max_tokens": ANSWER, "temperature": 0}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120, trust_env=False)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["message"]["content"])
 
 
 def complete_all(server: Served) -> list[str]:
@@ -119,7 +138,7 @@ def test_twenty_prompts_on_a_tiny_qwen3(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.model
-def test_three_prompts_on_the_demo_model(tmp_path: Path) -> None:
+def test_ten_prompts_on_the_demo_model(tmp_path: Path) -> None:
     model = config.demo_model_directory()
     assert model.is_dir(), "`pdcore demo-model` has not been run"
     golden = Golden(model)
@@ -128,13 +147,10 @@ def test_three_prompts_on_the_demo_model(tmp_path: Path) -> None:
         unified = cluster.engine("unified")
         router = cluster.pair()[2]
         unified.wait_ready()
-        for question in ("What is the capital of France?", "Name three fruits.", "Why is the sky blue?"):
-            messages = [{"role": "user", "content": question}]
-            body = {"model": "tiny", "messages": messages, "max_tokens": FEW, "temperature": 0}
-            answers = [
-                httpx.post(f"{s.url}/v1/chat/completions", json=body, timeout=120, trust_env=False).json()
-                for s in (router, unified)
-            ]
-            texts = [str(answer["choices"][0]["message"]["content"]) for answer in answers]
-            assert texts[0] == texts[1]
-            golden.check_text(golden.prompt_ids(messages), texts[0], FEW)
+        prompts = [[{"role": "user", "content": question}] for question in QUESTIONS]
+        expected = [golden.prompt_ids(messages) for messages in prompts]
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            texts = [list(pool.map(partial(chat, server), prompts)) for server in (router, unified)]
+        for ids, *both in zip(expected, *texts, strict=True):
+            for text in set(both):
+                golden.check_text(ids, text, ANSWER)
