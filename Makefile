@@ -4,7 +4,7 @@ export PDCORE_VENV ?= .venv
 BIN := $(PDCORE_VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 ROUNDS ?= 1
-PARALLEL ?= -n 3 --dist loadfile
+PARALLEL ?= -n 3
 
 .DEFAULT_GOAL := help
 .PHONY: help setup system mooncake demo up test check shape test-cluster soak bench bench-affinity bench-affinity-live bench-engine bench-models bench-registry bench-router

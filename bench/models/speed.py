@@ -16,6 +16,7 @@ import torch
 from bench.figures import Figure
 from bench.models.ours import Ours
 from bench.models.theirs import Theirs
+from bench.progress import step
 from pdcore.config import demo_model_directory
 from pdcore.engine.demo_model import is_complete
 
@@ -75,7 +76,8 @@ def decode(rounds: int) -> list[Figure]:
             made = ours.finish()  # prompts that were computed first are ahead
             return (time.perf_counter() - began) / made * len(names) * STEPS
 
-        mine, other = (took / STEPS * 1000 for took in _medians(rounds, our_steps, their_steps))
+        took = _medians(f"batch {size}", rounds, our_steps, their_steps)
+        mine, other = (seconds / STEPS * 1000 for seconds in took)
         name = f"decode step, batch {size} ({size / mine * 1000:,.0f} tokens/s)"
         figures.append(_beside(name, mine, other, 1 / 1.2))
         needs = ours.step_bytes(size, PROMPT + STEPS // 2) / copied * 1000
@@ -103,7 +105,7 @@ def prefill(rounds: int) -> list[Figure]:
         prompt = _prompt(LONG, ("long", next(seeds)))
         return _timed(lambda: theirs.generate([prompt], 1))
 
-    mine, other = (took * 1000 for took in _medians(rounds, our_prompt, their_prompt))
+    mine, other = (took * 1000 for took in _medians("a long prompt", rounds, our_prompt, their_prompt))
     name = f"prompt of {LONG:,} tokens ({LONG / mine * 1000:,.0f} tokens/s)"
     return [_beside(name, mine, other, 1.0)]
 
@@ -163,7 +165,7 @@ def poisson(rounds: int) -> list[Figure]:
 
         return act
 
-    mine, other = _medians(rounds, per_token(continuous), per_token(static))
+    mine, other = _medians("a wanted token", rounds, per_token(continuous), per_token(static))
     name = f"Poisson load, wanted token ({1 / mine:,.0f} tokens/s)"
     return [_beside(name, mine * 1000, other * 1000, 1 / 1.5)]
 
@@ -196,13 +198,14 @@ def _timed(act: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _medians(rounds: int, *acts: Callable[[], float]) -> list[float]:
-    """The median seconds of each, taken in turns; a first turn of all is for warming up."""
+def _medians(what: str, rounds: int, *acts: Callable[[], float]) -> list[float]:
+    """The median seconds of each, taken in turns, which are told; a first turn of all is for warming up."""
     took: list[list[float]] = [[] for _ in acts]
     for number in range(rounds + (rounds > 1)):
-        for one, act in zip(took, acts, strict=True):
-            seconds = act()
-            if number or rounds == 1:
+        turn = [act() for act in acts]
+        step(f"{what}, turn {number}: {' beside '.join(f'{seconds:.3f} s' for seconds in turn)}")
+        if number or rounds == 1:
+            for one, seconds in zip(took, turn, strict=True):
                 one.append(seconds)
     return [statistics.median(one) for one in took]
 
