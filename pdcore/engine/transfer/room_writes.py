@@ -1,8 +1,12 @@
 """What becomes of a room's writes: who may still read its source, and what each end means for the room. Pure.
 
-A room is *pinned* from the moment its writes begin until none of them can read its source blocks any more: each link's
-pin goes when its write returned with a definite result, or when the link itself is released. A write in doubt keeps it
-until then. The first write or link that fails ends the room for all.
+Over each link of a room one write is under way at a time. A prompt that is still computed is written *ahead*, block by
+full block; what became ready during a write goes with the next one, and the last one, which signs the slot, begins when
+every one before it has returned.
+
+A room is *pinned* from its first write until none can read its source blocks any more: each link's pin goes when its
+last write returned with a definite result, when the room failed and none is under way, or when the link itself is
+released. A write in doubt keeps it until then. The first write or link that fails ends the room for all.
 
 Mutable state: ``_pins`` (per room, the links whose writes may still read its source blocks); ``rooms`` and ``links``
 are the ledger's.
@@ -10,12 +14,13 @@ are the ledger's.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from pdcore.engine.transfer.failures import Reason
 from pdcore.engine.transfer.links import Link
 from pdcore.engine.transfer.orders import SendFailed, Sent, WriteEnded
-from pdcore.engine.transfer.rooms import Count, Effect, Outcome, Release, Room, Rooms, Shake, StopWrite
+from pdcore.engine.transfer.rooms import Count, Effect, Outcome, Release, Room, Rooms, Shake, StopWrite, Write
 from pdcore.engine.transfer.states import IllegalTransition, TransferEvent, TransferState, advance
 from pdcore.errors import ErrorCode
 
@@ -43,37 +48,42 @@ class RoomWrites:
         """Whether a write may still read the room's source."""
         return room_id in self._pins
 
-    def start(self, room_id: int, kv_len: int) -> list[Shake]:
-        """The room's writes begin, one per shake. ``IllegalTransition`` unless it waits for input."""
-        room = self._rooms.get(room_id)
-        if room is None or room.leg is None:
-            raise IllegalTransition(f"room {room_id} has no leg and handshakes to send for")
-        if kv_len != room.leg.prompt_len:
-            raise ValueError(f"KV of {kv_len} tokens for a prompt of {room.leg.prompt_len}")
-        room.state = advance(room.state, TransferEvent.STARTED)
-        for shake in room.shakes.values():
-            shake.writing = True
-            shake.link.writing += 1
-        self._pins[room_id] = {shake.link.token for shake in room.shakes.values()}
-        return list(room.shakes.values())
+    def send_ahead(self, room_id: int, kv_len: int, computed: int) -> list[Write]:
+        """The KV of so many tokens is there, and more is computed. ``IllegalTransition`` unless the room waits for it."""
+        room = self._awaited(room_id, kv_len)
+        state = room.state
+        if state is not TransferState.SENDING_AHEAD:
+            state = advance(state, TransferEvent.BEGUN_AHEAD)
+        if not room.ready < computed < kv_len:
+            raise ValueError(f"KV of {computed} of {kv_len} tokens cannot be sent ahead after {room.ready}")
+        room.state = state
+        return self._go_on(room, computed)
 
-    def has_nothing_to_send(self, room_id: int, now: float) -> bool:
-        """Whether the room has ended already, or ends here because no decode rank needs this rank's KV."""
+    def start(self, room_id: int, kv_len: int) -> list[Write]:
+        """All KV is there. ``IllegalTransition`` unless the room waits for it."""
+        room = self._awaited(room_id, kv_len)
+        room.state = advance(room.state, TransferEvent.STARTED)
+        return self._go_on(room, kv_len)
+
+    def has_nothing_to_send(self, room_id: int, now: float, *, ahead: bool) -> bool:
+        """Whether the room is over, or no decode rank needs this rank's KV; unless ``ahead`` that ends it as well."""
         room = self._rooms.get(room_id)
         if room is not None and not room.shakes:
-            self._rooms.bury(room, *_HANDED_OFF, now)
+            if not ahead:
+                self._rooms.bury(room, *_HANDED_OFF, now)
             return True
         return room is None or room.is_over
 
     def ended(self, room_id: int, token: bytes, outcome: Outcome, message: str, now: float) -> list[Effect]:
-        """Every write of the room over this link returned. ``delivered`` includes the slot; in doubt, the source stays
-        pinned until the link is released."""
+        """The room's write over this link returned. In doubt, the source stays pinned until the link is released."""
         room = self._rooms.get(room_id)
         assert room is not None, "a room stays until its writes have ended"
         [shake] = room.over(token)
         link = shake.link
         shake.writing = False
         link.writing -= 1
+        if outcome == "written" and not room.is_over:
+            return list(self._begin(room, shake))
         effects: list[Effect] = []
         if outcome == "in_doubt":
             link.in_doubt.add(shake.seq)
@@ -115,6 +125,7 @@ class RoomWrites:
             if shake is not told and not shake.sent:
                 effects += shake.link.failed(shake.seq, code, reason, message, writing=shake.writing)
         effects += [StopWrite(room.room, one.link.token) for one in room.shakes.values() if one.writing]
+        effects += self._unpin_still(room)
         self._bury_if_still(room, now)
         return effects
 
@@ -144,9 +155,39 @@ class RoomWrites:
         self._rooms.bury(room, *_HANDED_OFF, now)
         return [Sent(room=room.room)]
 
+    def _awaited(self, room_id: int, kv_len: int) -> Room:
+        """The room, if its KV can be written."""
+        room = self._rooms.get(room_id)
+        if room is None or room.leg is None:
+            raise IllegalTransition(f"room {room_id} has no leg and handshakes to send for")
+        if kv_len != room.leg.prompt_len:
+            raise ValueError(f"KV of {kv_len} tokens for a prompt of {room.leg.prompt_len}")
+        return room
+
+    def _go_on(self, room: Room, ready: int) -> list[Write]:
+        """More is ready: write it wherever nothing is under way."""
+        room.ready = ready
+        self._pins.setdefault(room.room, {shake.link.token for shake in room.shakes.values()})
+        return [write for shake in room.shakes.values() for write in self._begin(room, shake)]
+
+    def _begin(self, room: Room, shake: Shake) -> Iterator[Write]:
+        """The next write over a link, if there is something to write and none is under way."""
+        if not shake.writing and shake.begun < room.ready:
+            yield Write(room.room, shake, range(shake.begun, room.ready))
+            shake.begun, shake.writing = room.ready, True
+            shake.link.writing += 1
+
+    def _unpin_still(self, room: Room) -> list[Effect]:
+        """A room that failed begins no further write, so that only those under way or in doubt still read its source."""
+        still = [one for one in room.shakes.values() if not one.writing and one.seq not in one.link.in_doubt]
+        return [effect for one in still for effect in self._unpin(room.room, one.link.token)]
+
     def _unpin(self, room_id: int, token: bytes) -> list[Effect]:
-        self._pins[room_id].discard(token)
-        if self._pins[room_id]:
+        pins = self._pins.get(room_id, set())
+        if token not in pins:
+            return []
+        pins.discard(token)
+        if pins:
             return []
         del self._pins[room_id]
         return [WriteEnded(room=room_id)]

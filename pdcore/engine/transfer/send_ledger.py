@@ -3,8 +3,8 @@
 A room has two halves that arrive in any order: the *leg* (the leader wants this prompt computed) and one *shake* from
 each decode rank that needs a part of this rank's KV (it says where that goes). All shakes of a room come from one DP
 group of one decode incarnation. Shakes without their leg wait in a bounded stash until their own deadline. A room
-whose halves all came is WAITING_FOR_INPUT; the scheduler computes it and starts one write per shake. The first shake,
-write or link that fails ends the room for all.
+whose halves all came is WAITING_FOR_INPUT; the scheduler computes it and starts one write per shake, or several when
+it sends ahead. The first shake, write or link that fails ends the room for all.
 
 Per link a *floor* holds the highest seq seen. Nothing at or below it is ever started, so a late or repeated message
 cannot bring a room back. Seqs that ended are remembered, bounded, only to answer again; one that is forgotten reads
@@ -34,6 +34,7 @@ from pdcore.engine.transfer.rooms import (
     Rooms,
     SendCounts,
     Shake,
+    Write,
     unexpected,
 )
 from pdcore.engine.transfer.states import (
@@ -181,19 +182,26 @@ class SendLedger:
         self._wake_at = min(self._wake_at, leg.deadline)
         return effects + self._join(self._rooms.expect(room_id, leg), now)
 
-    def start(self, room_id: int, kv_len: int) -> list[Shake]:
-        """The room's writes begin, one per shake. ``IllegalTransition`` unless it waits for input."""
+    def send_ahead(self, room_id: int, kv_len: int, computed: int) -> list[Write]:
+        """Full blocks of what is computed may be written, over every link over which nothing is. ``IllegalTransition``
+        unless the room waits for input or is sent ahead; ``ValueError`` unless ``computed`` grows."""
+        return self._writes.send_ahead(room_id, kv_len, computed)
+
+    def start(self, room_id: int, kv_len: int) -> list[Write]:
+        """The last writes begin, one per shake; where one is under way still, when that has ended.
+        ``IllegalTransition`` unless the room waits for input or is sent ahead."""
         return self._writes.start(room_id, kv_len)
 
-    def has_nothing_to_send(self, room_id: int, now: float) -> bool:
-        """Whether the room has ended already, or ends here because no decode rank needs this rank's KV."""
-        return self._writes.has_nothing_to_send(room_id, now)
+    def has_nothing_to_send(self, room_id: int, now: float, *, ahead: bool = False) -> bool:
+        """Whether the room has ended already, or no decode rank needs this rank's KV: then it ends here, unless the
+        rest is still computed."""
+        return self._writes.has_nothing_to_send(room_id, now, ahead=ahead)
 
     def write_ended(
         self, room_id: int, token: bytes, outcome: Outcome, message: str, now: float
     ) -> list[Effect]:
-        """Every write of the room over this link returned. ``delivered`` includes the slot; in doubt, the source stays
-        pinned until the link is released."""
+        """The room's write over this link returned; what became ready meanwhile is written next. In doubt, the source
+        stays pinned until the link is released."""
         return self._writes.ended(room_id, token, outcome, message, now)
 
     def fail(self, room_id: int, code: ErrorCode, message: str, now: float) -> list[Effect]:

@@ -1,4 +1,4 @@
-"""Prefill's session: takes links and handshakes of decode ranks, and writes the KV of finished prompts.
+"""Prefill's session: takes links and handshakes of decode ranks, and writes the KV of prompts.
 
 A thin shell round :class:`SendLedger`, and a prefill rank's side of hand-offs. It never connects anywhere: decode ranks
 connect to it, and the only memory it writes is what they passed over a link that authenticated them. The rank's
@@ -28,9 +28,9 @@ from pdcore.engine.transfer.failures import FailureCounts
 from pdcore.engine.transfer.gauges import SideGauges
 from pdcore.engine.transfer.links import Say
 from pdcore.engine.transfer.mapping import GroupSizes
-from pdcore.engine.transfer.orders import Expect, Fail, Order, PrefillEvent, Send, WriteEnded
+from pdcore.engine.transfer.orders import Expect, Fail, Order, PrefillEvent, Send, SendAhead, WriteEnded
 from pdcore.engine.transfer.plan import RegionShape, lists_problem
-from pdcore.engine.transfer.rooms import Count, Effect, Leg, Release, Shake, StopWrite
+from pdcore.engine.transfer.rooms import Count, Effect, Leg, Release, Shake, StopWrite, Write
 from pdcore.engine.transfer.send_ledger import SILENCE_S, SendLedger
 from pdcore.engine.transfer.send_statistics import SendStatistics
 from pdcore.engine.transfer.states import TransferState
@@ -82,6 +82,7 @@ class SendingSession:
         self._ledger = SendLedger(rooms_most=rooms_most, stash_most=stash_most, silence_s=silence_s)
         self._offers: dict[bytes, int] = {}
         self._decodes = DecodeRanks(layout=layout, source=self._source, sizes=sizes, identity=identity)
+        self._orders: dict[int, SendAhead | Send] = {}
         self._jobs: dict[tuple[int, bytes], WriteJob] = {}
         self._unrung: dict[tuple[bytes, int], None] = {}
         self._pending: list[PrefillEvent] = []
@@ -123,14 +124,14 @@ class SendingSession:
     def obey(self, order: Order, now: float) -> None:
         """Do it; what comes of it is an event.
 
-        ``IllegalTransition`` or ``ValueError`` for a ``Send`` that no leader may order: of a room that is not
-        handshaken, or of blocks that do not hold it. Nothing changed then.
+        ``IllegalTransition`` or ``ValueError`` for what no leader may order to be sent: a room that is not handshaken, or
+        blocks that do not hold it. Nothing changed then.
         """
         match order:
             case Expect(room=room, expected_peer=expected, prompt_len=prompt_len):
                 leg = Leg(expected, prompt_len, now + order.remaining_ms / 1000)
                 self._apply(self._ledger.expect(room, leg, now))
-            case Send():
+            case SendAhead() | Send():
                 self._send(order, now)
             case Fail(room=room, code=code, message=message):
                 self._apply(self._ledger.fail(room, code, message, now))
@@ -144,8 +145,7 @@ class SendingSession:
 
     def poll(self, now: float) -> list[PrefillEvent]:
         """Everything that happened since the last call."""
-        for written in self._writers.drain():
-            self._end_write(written, now)
+        self._end_writes(self._writers.drain(), now)
         self._ring_again()
         self._hear_links(now)
         for frames in channel.receive(self._router, _MESSAGES_PER_POLL):
@@ -238,41 +238,52 @@ class SendingSession:
 
     # Doing
 
-    def _send(self, order: Send, now: float) -> None:
-        if self._ledger.has_nothing_to_send(order.room, now):
-            self._pending.append(WriteEnded(room=order.room))
+    def _send(self, order: SendAhead | Send, now: float) -> None:
+        self._end_writes(
+            self._writers.ended(), now
+        )  # so that what is ready now need not wait for the next turn
+        ahead = isinstance(order, SendAhead)
+        if self._ledger.has_nothing_to_send(order.room, now, ahead=ahead):
+            if order.first:  # else a write of it may be under way, and its end is or was told by itself
+                self._pending.append(WriteEnded(room=order.room))
             return
         problem = lists_problem(order.blocks, self._source, order.kv_len)
         if problem is not None:
             raise ValueError(problem)
-        for shake in self._ledger.start(order.room, order.kv_len):
-            job = self._job(order, shake)
-            self._jobs[order.room, job.token] = job
-            self._writers.start(job)
+        if isinstance(order, SendAhead):
+            writes = self._ledger.send_ahead(order.room, order.kv_len, order.computed)
+        else:
+            writes = self._ledger.start(order.room, order.kv_len)
+        self._orders[order.room] = order
+        self._apply(writes)
 
-    def _job(self, order: Send, shake: Shake) -> WriteJob:
+    def _begin(self, write: Write) -> None:
+        """As much as was ordered last: the ledger asks for all that is ready."""
+        job = self._job(self._orders[write.room], write.shake, write.tokens)
+        self._jobs[write.room, job.token] = job
+        self._writers.start(job)
+
+    def _job(self, order: SendAhead | Send, shake: Shake, tokens: range) -> WriteJob:
         token, shape = shake.link.token, shake.link.pair.shape
         plan = self._decodes[token].plan
         assert plan is not None, "a room is only asked for over a link that was welcomed"
-        aux = None
-        if order.aux is not None:
-            aux = shape.aux_offset(shake.slot), aux_record.encode(order.aux, seq=shake.seq, room=order.room)
-        return WriteJob(
+        job = WriteJob(
             room=order.room,
             token=token,
             seq=shake.seq,
-            ops=partial(plan.copies, order.blocks, shake.blocks, order.kv_len),
-            most_bytes=sum(
-                len(blocks) * group.block_bytes
-                for blocks, group in zip(shake.blocks, shape.layout.groups, strict=True)
-            ),
-            aux=aux,
+            ops=partial(plan.copies, order.blocks, shake.blocks, order.kv_len, tokens),
+            most_bytes=plan.most_bytes(order.kv_len, tokens),
             slot_offset=shape.slot_offset(shake.slot),
-            first_token=order.first_token,
-            kv_len=order.kv_len,
-            cached_blocks=order.cached_blocks,
             deadline=shake.deadline,
+            ahead=isinstance(order, SendAhead),
         )
+        if isinstance(order, Send):
+            job.first_token, job.kv_len = order.first_token, order.kv_len
+            job.cached_blocks = order.cached_blocks
+            if order.aux is not None:
+                record = aux_record.encode(order.aux, seq=shake.seq, room=order.room)
+                job.aux = shape.aux_offset(shake.slot), record
+        return job
 
     def _probe(self, message: wire.Probe, now: float) -> None:
         """At most one at a time per link."""
@@ -298,14 +309,23 @@ class SendingSession:
             match effect:
                 case Say(token=token, message=message):
                     self._decodes.say(token, message)
+                case Write():
+                    self._begin(effect)
                 case StopWrite(room=room, token=token):
                     self._writers.stop(self._jobs[room, token])
                 case Release(token=token):
                     self._sender.release(token)
                 case Count(reason=reason, peer=peer):
                     self._failures.add(reason, self._engine_name, peer)
+                case WriteEnded(room=room):
+                    del self._orders[room]
+                    self._pending.append(effect)
                 case _:
                     self._pending.append(effect)
+
+    def _end_writes(self, ended: Iterable[Written], now: float) -> None:
+        for written in ended:
+            self._end_write(written, now)
 
     def _end_write(self, written: Written, now: float) -> None:
         job = written.job

@@ -245,6 +245,25 @@ def test_an_aux_record_is_written_between_kv_and_slot_and_the_slot_speaks_of_it(
     assert sender.slots[0].has_aux
 
 
+def test_a_part_that_goes_ahead_leaves_the_slot_alone(sender: FaultySender, writers: Writers) -> None:
+    part = job()
+    part.ahead = True
+    writers.start(part)
+    assert (ended(writers).outcome, sender.calls) == ("written", ["write 2"])
+
+
+@pytest.mark.parametrize("in_doubt", [False, True])
+def test_a_part_that_fails_says_so_in_the_slot(
+    sender: FaultySender, writers: Writers, in_doubt: bool
+) -> None:
+    part = job()
+    part.ahead = True
+    sender.on_write = raising(TransferTimeout("slow", in_doubt=in_doubt))
+    writers.start(part)
+    assert ended(writers).outcome == ("in_doubt" if in_doubt else "failed")
+    assert sender.slots[0].status is (SlotStatus.IN_DOUBT if in_doubt else SlotStatus.FAILED)
+
+
 def test_a_probe_is_its_record_alone(sender: FaultySender, writers: Writers) -> None:
     writers.start(WriteJob(room=0, token=TOKEN, seq=9, slot_offset=64, deadline=1e12))
     assert ended(writers).outcome == "delivered"
