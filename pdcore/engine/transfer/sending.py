@@ -239,9 +239,8 @@ class SendingSession:
     # Doing
 
     def _send(self, order: SendAhead | Send, now: float) -> None:
-        self._end_writes(
-            self._writers.ended(), now
-        )  # so that what is ready now need not wait for the next turn
+        # a write that ended lets the next begin now and not in the next turn
+        self._end_writes(self._writers.ended(), now)
         ahead = isinstance(order, SendAhead)
         if self._ledger.has_nothing_to_send(order.room, now, ahead=ahead):
             if order.first:  # else a write of it may be under way, and its end is or was told by itself

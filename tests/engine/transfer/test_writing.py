@@ -153,6 +153,20 @@ def test_what_a_turn_writes_inline_is_bounded(sender: FaultySender, writers: Wri
     assert writing_thread[3] == threading.get_ident()
 
 
+def test_asking_between_two_turns_what_ended_lets_no_more_be_written_inline(
+    sender: FaultySender, writers: Writers
+) -> None:
+    sender.inline = 8 << 20
+    for room in (1, 2):
+        writers.start(job(room=room, block_bytes=2 << 20))
+    assert [written.job.room for written in writers.ended()] == [1, 2]
+    threads: list[int] = []
+    sender.on_write = lambda: threads.append(threading.get_ident())
+    writers.start(job(room=3, block_bytes=2 << 20))
+    assert ended(writers).job.room == 3
+    assert threads != [threading.get_ident()]
+
+
 @pytest.mark.parametrize("in_doubt", [False, True])
 def test_a_failed_kv_write_says_so_in_the_slot(
     sender: FaultySender, writers: Writers, in_doubt: bool

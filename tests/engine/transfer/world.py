@@ -60,6 +60,7 @@ class Group:
     legs: list[Expect] = field(default_factory=list)
     kv_len: dict[int, int] = field(default_factory=dict)
     computing: dict[int, int] = field(default_factory=dict)  # room -> tokens that are there
+    let_go: set[tuple[GroupRank, int]] = field(default_factory=set)  # whose source a rank has let go of
     alive: bool = True
     fenced: set[GroupRank] = field(default_factory=set)
 
@@ -280,7 +281,11 @@ class World:
                 self.compute(group, room)
         for rank, prefill in group.ranks.items():
             while prefill.events and self.rng.random() < 0.7:
-                for word in group.consensus.hear(_position(rank), prefill.events.popleft()):
+                event = prefill.events.popleft()
+                if isinstance(event, WriteEnded):
+                    assert (rank, event.room) not in group.let_go, "let go of twice"
+                    group.let_go.add((rank, event.room))
+                for word in group.consensus.hear(_position(rank), event):
                     self.led(group, word)
 
     def led(self, group: Group, word: PrefillEvent | Fail) -> None:
