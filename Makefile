@@ -49,7 +49,7 @@ soak: setup system ## registrations and rooms by the ten thousand: does anything
 bench: setup system ## figures of this machine
 	@$(BIN)/python -m bench $(ARGS)
 
-bench-engine: mooncake system ## the engine's: hand-offs, first tokens, KV writes, the loop beside its model (2 minutes)
+bench-engine: mooncake system ## the engine's: hand-offs, first tokens, long prompts, KV writes, the loop beside its model (4 minutes)
 	@$(BIN)/python -m bench engine $(ARGS)
 
 bench-models: setup system ## SmolLM2 beside transformers: decode, prompts, a Poisson load, a repeated prompt, memory (10 minutes)

@@ -1,4 +1,4 @@
-"""The engine beside its limits: ``python -m bench engine [--json] [--requests 200] [--only loop,write,mooncake,serving]``.
+"""The engine beside its limits: ``python -m bench engine [--json] [--requests 200] [--only loop,write,mooncake,serving,chunks]``.
 
 Hand-offs and first tokens are those of real processes on a tiny model; the loop is turned here, with everything but its
 model; KV writes go through both sessions. Figures that are compared come from one run, alternately.
@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from bench import engine_alone, engine_loop, engine_serving, engine_writes
+from bench import engine_alone, engine_chunks, engine_loop, engine_serving, engine_writes
 from bench.figures import Figure, show
 from bench.progress import step
 
@@ -46,4 +46,5 @@ def _parts(requests: int) -> dict[str, Callable[[], list[Figure]]]:
         "write": engine_writes.measure,
         "mooncake": engine_alone.measure,
         "serving": lambda: engine_serving.measure(requests),
+        "chunks": engine_chunks.measure,
     }

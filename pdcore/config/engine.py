@@ -158,6 +158,12 @@ ENGINE: Final = (
         default="on",
     ),
     Setting(
+        name="per_chunk_sending",
+        help="on or off: KV of a finished chunk travels while the next one is computed (prefill).",
+        parse=one_of("on", "off"),
+        default="on",
+    ),
+    Setting(
         name="kv_tokens",
         help="Capacity of the KV cache in tokens; rounded down to whole blocks.",
         parse=integer(16, 1 << 30),
@@ -293,6 +299,7 @@ class EngineConfig(ListenConfig):
     dtype: str
     block_size: int
     prefix_cache: str
+    per_chunk_sending: str
     kv_tokens: int
     max_model_len: int | None
     max_batch: int

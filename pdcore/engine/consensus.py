@@ -76,7 +76,7 @@ class PrefillConsensus:
         self._rooms[room] = _Room()
 
     def send(self, room: int) -> None:
-        """Every rank is ordered to send ``room``: from now on its blocks are read until ``WriteEnded``."""
+        """Every rank is ordered to send ``room``, or a part of it ahead: its blocks are read until ``WriteEnded``."""
         if (known := self._rooms.get(room)) is not None:
             known.sending = True
 

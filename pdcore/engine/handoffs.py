@@ -15,7 +15,7 @@ from pdcore.engine.consensus import DecodeConsensus, PrefillConsensus
 from pdcore.engine.messages import Failed, HandedOff, Start, Step, ToLeader
 from pdcore.engine.scheduler.base import Scheduler
 from pdcore.engine.scheduler.decode import DecodeScheduler
-from pdcore.engine.scheduler.plan import Admit, Failure, Handoff
+from pdcore.engine.scheduler.plan import Admit, Ahead, Failure, Handoff
 from pdcore.engine.scheduler.prefill import PrefillScheduler
 from pdcore.engine.transfer.orders import (
     AbortHandoff,
@@ -28,6 +28,7 @@ from pdcore.engine.transfer.orders import (
     Open,
     Order,
     Send,
+    SendAhead,
     SendFailed,
     Sent,
     SideEvent,
@@ -53,6 +54,10 @@ class Handoffs(Protocol):
 
     def admit(self, admitted: Sequence[Admit], now: float) -> Iterator[Effect]:
         """Ask for the KV of what the plan admitted."""
+        ...
+
+    def send_ahead(self, parts: Sequence[Ahead]) -> Iterator[Effect]:
+        """Send what is there of prompts that are still computed."""
         ...
 
     def send(self, handoffs: Sequence[Handoff]) -> Iterator[Effect]:
@@ -81,6 +86,9 @@ class NoHandoffs:
         raise TypeError(f"a unified rank says {event!r}")
 
     def admit(self, admitted: Sequence[Admit], now: float) -> Iterator[Effect]:
+        return iter(())
+
+    def send_ahead(self, parts: Sequence[Ahead]) -> Iterator[Effect]:
         return iter(())
 
     def send(self, handoffs: Sequence[Handoff]) -> Iterator[Effect]:
@@ -132,6 +140,17 @@ class PrefillHandoffs:
     def admit(self, admitted: Sequence[Admit], now: float) -> Iterator[Effect]:
         return iter(())
 
+    def send_ahead(self, parts: Sequence[Ahead]) -> Iterator[Effect]:
+        for part in parts:
+            self._consensus.send(part.room)
+            yield SendAhead(
+                room=part.room,
+                blocks=part.blocks,
+                kv_len=part.kv_len,
+                computed=part.computed,
+                first=part.first,
+            )
+
     def send(self, handoffs: Sequence[Handoff]) -> Iterator[Effect]:
         for handoff in handoffs:
             self._consensus.send(handoff.room)
@@ -142,6 +161,7 @@ class PrefillHandoffs:
                 kv_len=handoff.kv_len,
                 aux=handoff.logprobs,
                 cached_blocks=handoff.cached_blocks,
+                first=handoff.first,
             )
 
     def give_up(self, failure: Failure) -> Iterator[Effect]:
@@ -218,6 +238,9 @@ class DecodeHandoffs:
                 prompt_len=len(request.start.prompt),
                 remaining_ms=max(0, int((request.deadline - now) * 1000)),
             )
+
+    def send_ahead(self, parts: Sequence[Ahead]) -> Iterator[Effect]:
+        return iter(())
 
     def send(self, handoffs: Sequence[Handoff]) -> Iterator[Effect]:
         return iter(())

@@ -78,6 +78,7 @@ class Machine:
             dtype=config.dtype,
             block_size=config.block_size,
             prefix_cache=config.prefix_cache == "on",
+            per_chunk_sending=config.per_chunk_sending == "on",
             kv_tokens=config.kv_tokens,
             max_model_len=config.max_model_len,
             max_batch=config.max_batch,

@@ -54,7 +54,8 @@ class Model(Protocol):
     """What the loop needs of the model."""
 
     def run(self, batch: Sequence[Compute], requests: Sequence[Request]) -> Sampled:
-        """Compute ``batch`` (``requests`` are its requests, in order), and sample for each item that samples."""
+        """Compute ``batch`` (``requests`` are its requests, in order), and sample for each item that samples. The KV of
+        every item is in memory when this returns."""
         ...
 
 
@@ -159,6 +160,7 @@ class RankLoop:
 
     def _announce(self, plan: StepPlan, now: float) -> None:
         """Everything in ``plan`` that is not computing."""
+        self._do(self._handoffs.send_ahead(plan.ahead))
         for failure in plan.fail:
             self._do(self._handoffs.give_up(failure))
             self._leader.send(

@@ -47,6 +47,7 @@ class RankSpec(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     block_size: int
     prefix_cache: bool = True
+    per_chunk_sending: bool = False
     kv_tokens: int
     max_model_len: int | None
     max_batch: int

@@ -143,7 +143,9 @@ def decider(around: Surroundings) -> Decider:
     blocks = BlockGroups(*(BlockGroup(block_size=one.block_size, blocks=count) for one, count in groups))
     match spec.role:
         case "prefill":
-            prefill = PrefillScheduler(limits, blocks, around.prefixes(blocks))
+            prefill = PrefillScheduler(
+                limits, blocks, around.prefixes(blocks), per_chunk=spec.per_chunk_sending
+            )
             handoffs = PrefillHandoffs(prefill, PrefillConsensus(_writers_to(around)))
             return Decider(scheduler=prefill, blocks=blocks, handoffs=handoffs)
         case "decode":

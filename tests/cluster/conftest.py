@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -21,11 +22,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line("\n".join(lines))
 
 
+BY_CHUNK: Final = ("--max-prefill-tokens", "64", "--per-chunk-sending", "on")
+
+
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """Two prefills, one decode, and routers with a long and a short budget. ``heal`` makes it whole again.
 
-    ``other`` is a prefill of two tensor-parallel ranks.
+    ``other`` is a prefill of two tensor-parallel ranks. Prompts of more than 64 tokens are computed, and sent, in chunks.
     """
 
     cluster: Cluster
@@ -91,8 +95,8 @@ def whole_fleet(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> I
         cluster.etcd.start()
         yield Fleet(
             cluster,
-            cluster.engine("prefill"),
-            cluster.engine("prefill", "--tp", "2"),
+            cluster.engine("prefill", *BY_CHUNK),
+            cluster.engine("prefill", "--tp", "2", *BY_CHUNK),
             cluster.engine("decode"),
             cluster.router(),
             cluster.router("--request-timeout-s", "3"),

@@ -39,6 +39,7 @@ GONE_S: Final = 1.0
 PROMPTS: Final = 8
 MOST: Final = 16
 CHUNKED: Final = ("--max-prefill-tokens", "64")
+SENT: Final = {name: ("--per-chunk-sending", name) for name in ("on", "off")}
 PATIENT: Final = ("--lease-ttl-s", "60")
 """Nothing here is about deaths, and many ranks on few cores keep each other waiting."""
 TWO_MACHINES: Final = ("--nnodes", "2", "--host", "127.0.0.1")
@@ -166,8 +167,20 @@ def test_a_pair_of_two_layouts(site: Site, prefill: str, decode: str) -> None:
     check_pair(site, prefill, decode)
 
 
-def test_tcp_between_layouts(site: Site) -> None:
-    check_pair(site, "tp2", "one", "--transfer-engine", "tcp")
+@pytest.mark.parametrize(
+    ("prefill", "decode"), [("one", "one"), ("tp2", "one"), ("one", "tp2"), ("cp2", "one")]
+)
+def test_chunks_that_are_sent_one_by_one(site: Site, prefill: str, decode: str) -> None:
+    check_pair(site, prefill, decode, *SENT["on"])
+
+
+def test_chunks_that_are_sent_together(site: Site) -> None:
+    check_pair(site, "one", "one", *SENT["off"])
+
+
+@pytest.mark.parametrize("sent", SENT)
+def test_tcp_between_layouts(site: Site, sent: str) -> None:
+    check_pair(site, "tp2", "one", "--transfer-engine", "tcp", *SENT[sent])
 
 
 @pytest.mark.parametrize("layout", ["one", "tp2"])
@@ -180,11 +193,12 @@ def test_one_instance_alone(site: Site, layout: str) -> None:
         check(site, list(pool.map(lambda body: post(unified, body), bodies)))
 
 
-def test_mooncake_where_nobody_else_can_reach_it(tmp_path: Path, tiny_model: Path) -> None:
+@pytest.mark.parametrize("sent", SENT)
+def test_mooncake_where_nobody_else_can_reach_it(sent: str, tmp_path: Path, tiny_model: Path) -> None:
     require_namespaces()
     pytest.importorskip("mooncake.engine", reason="extra mooncake", exc_type=ImportError)
     with a_machine_alone() as machine, machine.entered(), site_in(tmp_path, tiny_model) as site:
-        check_pair(site, "one", "one", "--transfer-engine", "mooncake")
+        check_pair(site, "one", "one", "--transfer-engine", "mooncake", *SENT[sent])
 
 
 Entries = Callable[[], dict[str, int]]

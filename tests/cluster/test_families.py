@@ -1,6 +1,6 @@
 """Every family through real instances: alone, and from prefill to decode with one rank and with two on either side.
 
-Prompts come twice, so that the second time prefill finds what it computed the first.
+Prompts come twice, so that the second time prefill finds what it computed the first. KV is sent chunk by chunk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ MOST: Final = 12
 LENGTHS: Final = (1, 9, 33, 70)
 BLOCK_SIZE: Final = 8
 PATIENT: Final = ("--lease-ttl-s", "60")
-SMALL: Final = ("--block-size", str(BLOCK_SIZE), "--kv-tokens", "1024", "--max-prefill-tokens", "32")
+SMALL: Final = (
+    *("--block-size", str(BLOCK_SIZE), "--kv-tokens", "1024"),
+    *("--max-prefill-tokens", "32", "--per-chunk-sending", "on"),
+)
 REUSED: Final = sum((length - 1) // BLOCK_SIZE * BLOCK_SIZE for length in LENGTHS)
 
 

@@ -44,6 +44,7 @@ from pdcore.engine.transfer.orders import (
     Order,
     PrefillGroup,
     Send,
+    SendAhead,
     SendFailed,
     Sent,
     SideEvent,
@@ -67,6 +68,7 @@ class RandomSide:
         self._failures = failures
         self._later: list[SideEvent] = []
         self._open: set[int] = set()
+        self._reading: set[int] = set()
         self.orders: list[Order] = []
 
     def obey(self, order: Order, now: float) -> None:
@@ -78,15 +80,27 @@ class RandomSide:
             case Expect(room=room):
                 self._open.add(room)
                 self._later.append(Handshaken(room=room, decode=DECODE))
+            case SendAhead(room=room) if room in self._open:
+                self._reading.add(room)
+                if fails:
+                    self._open.discard(room)
+                    self._reading.discard(room)
+                    lost = SendFailed(room=room, code="prefill_failed", message="dice")
+                    self._later += [lost, WriteEnded(room=room)]
             case Send(room=room) if room in self._open:
                 last = (
                     SendFailed(room=room, code="prefill_failed", message="dice") if fails else Sent(room=room)
                 )
+                self._reading.discard(room)
                 self._later += [WriteEnded(room=room), last]
-            case Send(room=room):
-                self._later.append(WriteEnded(room=room))
+            case Send(room=room, first=first) | SendAhead(room=room, first=first):
+                if first:
+                    self._later.append(WriteEnded(room=room))
             case Fail(room=room):
                 self._open.discard(room)
+                if room in self._reading:
+                    self._reading.discard(room)
+                    self._later.append(WriteEnded(room=room))
                 self._later = [e for e in self._later if not isinstance(e, Handshaken) or e.room != room]
             case Open(handoff=handoff) if fails:
                 failed = HandoffFailed(handoff=handoff, code="prefill_failed", message="dice")
@@ -196,7 +210,7 @@ class Group:
 
     def _decider(self, role: str) -> Decider:
         if role == "prefill":
-            prefill = PrefillScheduler(limits(max_prefill_tokens=16), self.blocks)
+            prefill = PrefillScheduler(limits(max_prefill_tokens=16), self.blocks, per_chunk=True)
             handoffs = PrefillHandoffs(prefill, PrefillConsensus(lambda decode: GROUP))
             return Decider(scheduler=prefill, blocks=self.blocks, handoffs=handoffs)
         decode = DecodeScheduler(limits(max_prefill_tokens=16), self.blocks)
@@ -250,5 +264,6 @@ def test_ranks_with_times_of_their_own_do_the_same_and_every_request_ends(
         assert group.sides[0].orders == group.sides[1].orders == group.sides[2].orders
         assert group.models[0].batches == group.models[1].batches == group.models[2].batches
         assert len(group.models[0].batches) > 30
+        assert (role == "prefill") == any(isinstance(order, SendAhead) for order in group.sides[0].orders)
         group.leader.listen()
         assert sum(stats.kv_blocks_total for stats in group.leader.stats.values()) == 64

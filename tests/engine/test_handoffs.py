@@ -26,6 +26,7 @@ from pdcore.engine.transfer.orders import (
     Open,
     PrefillGroup,
     Send,
+    SendAhead,
     SendFailed,
     Sent,
     TokenLogprobs,
@@ -45,13 +46,13 @@ PREFILL = PrefillGroup(instance_id="p0", incarnation="j", dp=0, dp_size=1, cp_si
 class Prefill:
     """A prefill DP group of two ranks that both take part."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, per_chunk: bool = False) -> None:
         self.blocks = groups(16)
-        self.scheduler = PrefillScheduler(limits(), self.blocks)
+        self.scheduler = PrefillScheduler(limits(), self.blocks, per_chunk=per_chunk)
         self.handoffs = PrefillHandoffs(self.scheduler, PrefillConsensus(lambda decode: (ZERO, ONE)))
 
-    def start(self, name: str = "a", room: int = 7) -> list[object]:
-        request = start(name, 5, room=room)
+    def start(self, name: str = "a", room: int = 7, prompt: int = 5) -> list[object]:
+        request = start(name, prompt, room=room)
         self.scheduler.add(request, 0)
         return list(self.handoffs.started(request))
 
@@ -60,11 +61,12 @@ class Prefill:
         return [said for word in words for rank in (ZERO, ONE) for said in self.handoffs.hear(rank, word)]
 
     def compute(self, logprobs: TokenLogprobs | None = None) -> list[object]:
-        batch = self.scheduler.plan(0).batch
-        outcome = self.scheduler.complete(batch, {item.request_id: 9 for item in batch})
+        plan = self.scheduler.plan(0)
+        ordered = list(self.handoffs.send_ahead(plan.ahead))
+        outcome = self.scheduler.complete(plan.batch, {item.request_id: 9 for item in plan.batch})
         if logprobs is not None:
-            outcome = with_logprobs(outcome, {item.request_id: logprobs for item in batch})
-        return list(self.handoffs.send(outcome.handoffs))
+            outcome = with_logprobs(outcome, {item.request_id: logprobs for item in plan.batch})
+        return [*ordered, *self.handoffs.send(outcome.handoffs)]
 
 
 def test_a_prefill_request_is_expected_computed_sent_and_handed_off() -> None:
@@ -100,6 +102,35 @@ def test_an_aborted_prefill_request_keeps_its_blocks_until_both_writes_have_ende
     assert list(group.handoffs.hear(ZERO, WriteEnded(room=7))) == []
     assert group.blocks.free_blocks != group.blocks.total
     list(group.handoffs.hear(ONE, WriteEnded(room=7)))
+    assert group.blocks.free_blocks == group.blocks.total
+
+
+def test_a_prompt_in_chunks_is_sent_ahead_and_handed_off_once() -> None:
+    group = Prefill(per_chunk=True)
+    group.start(prompt=12)
+    group.hear(Handshaken(room=7, decode=GROUP))
+    assert group.compute() == []
+    ahead, send = group.compute()
+    assert isinstance(ahead, SendAhead)
+    assert isinstance(send, Send)
+    assert (ahead.room, ahead.kv_len, ahead.computed, ahead.first) == (7, 12, 8, True)
+    assert (send.blocks, send.first) == (ahead.blocks, False)
+    assert group.hear(WriteEnded(room=7), Sent(room=7)) == [HandedOff(request_id="a")]
+    assert group.blocks.free_blocks == group.blocks.total
+
+
+def test_a_room_that_fails_between_two_chunks_keeps_its_blocks_until_every_rank_is_done_with_them() -> None:
+    group = Prefill(per_chunk=True)
+    group.start(prompt=20)
+    group.hear(Handshaken(room=7, decode=GROUP))
+    group.compute()
+    assert [type(order) for order in group.compute()] == [SendAhead]
+    failed = SendFailed(room=7, code="prefill_failed", message="broken")
+    assert len(list(group.handoffs.hear(ONE, failed))) == 2
+    assert group.compute() == []
+    list(group.handoffs.hear(ONE, WriteEnded(room=7)))
+    assert group.blocks.free_blocks != group.blocks.total
+    list(group.handoffs.hear(ZERO, WriteEnded(room=7)))
     assert group.blocks.free_blocks == group.blocks.total
 
 

@@ -36,10 +36,21 @@ class Admit(msgspec.Struct, frozen=True, kw_only=True):
     blocks: BlockLists
 
 
+class Ahead(msgspec.Struct, frozen=True, kw_only=True):
+    """Prefill: the KV of ``computed`` of the ``kv_len`` tokens of ``room`` lies in ``blocks`` (pinned until the write has
+    ended), and more is computed; send what is full. ``first`` unless some of it was to be sent before."""
+
+    room: int
+    blocks: BlockLists
+    kv_len: int
+    computed: int
+    first: bool
+
+
 class Handoff(msgspec.Struct, frozen=True, kw_only=True):
     """Prefill: the KV of ``room`` is complete in ``blocks`` (pinned until the write has ended); send it.
 
-    ``logprobs`` are those of the first token, where the request asked for them.
+    ``logprobs`` are those of the first token, where the request asked for them. ``first`` as of :class:`Ahead`.
     """
 
     request_id: str
@@ -49,6 +60,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
     kv_len: int
     cached_blocks: int = 0
     logprobs: TokenLogprobs | None = None
+    first: bool = True
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +93,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     admit: tuple[Admit, ...]
     batch: tuple[Compute, ...]
     fail: tuple[Failure, ...]
+    ahead: tuple[Ahead, ...] = ()
     end_peers: tuple[EndPeer, ...] = ()
     restart: str | None = None
 

@@ -3,11 +3,16 @@
 The handshake is the admission: a room without one never starts. After ``Handoff`` the request waits until the session
 says how the write ended; its blocks are pinned until the write itself has ended, whatever happens to the request
 meanwhile. It has all its blocks from the start, so nothing is ever retracted here.
+
+With ``per_chunk`` the blocks that a chunk filled are sent while the next one is computed, and those that were found in
+the cache while the first one is. All blocks of a request are pinned from then on, once for all its writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+import msgspec
 
 from pdcore.engine.kv.block_groups import BlockGroups
 from pdcore.engine.kv.blocks import BlockLists, Counts
@@ -15,7 +20,7 @@ from pdcore.engine.messages import Start
 from pdcore.engine.scheduler.base import Scheduler
 from pdcore.engine.scheduler.limits import STUCK_AFTER_S, SchedulerLimits
 from pdcore.engine.scheduler.places import Place
-from pdcore.engine.scheduler.plan import Handoff
+from pdcore.engine.scheduler.plan import Ahead, Compute, Handoff, StepPlan
 from pdcore.engine.scheduler.prefixes import Prefixes
 from pdcore.engine.scheduler.request import Request
 from pdcore.errors import ApiError
@@ -25,9 +30,15 @@ class PrefillScheduler(Scheduler):
     """Rooms rather than request ids name a request towards the session. Events of unknown rooms are ignored."""
 
     def __init__(
-        self, limits: SchedulerLimits, blocks: BlockGroups, prefixes: Prefixes | None = None
+        self,
+        limits: SchedulerLimits,
+        blocks: BlockGroups,
+        prefixes: Prefixes | None = None,
+        *,
+        per_chunk: bool = False,
     ) -> None:
         super().__init__(limits, blocks, prefixes)
+        self._per_chunk = per_chunk
         self._pinned: dict[int, tuple[BlockLists, float]] = {}
 
     def handshaken(self, room: int) -> None:
@@ -77,15 +88,52 @@ class PrefillScheduler(Scheduler):
         return (0,) * len(self._blocks.total)
 
     def _stuck(self) -> Counts:
-        late = [blocks for blocks, since in self._pinned.values() if self._now - since >= STUCK_AFTER_S]
+        late = [
+            blocks
+            for room, (blocks, since) in self._pinned.items()
+            if self._now - since >= STUCK_AFTER_S and not self._is_computing(room)
+        ]
         return tuple(sum(len(blocks[group]) for blocks in late) for group in range(len(self._blocks.total)))
+
+    def _is_computing(self, room: int) -> bool:
+        """Whether the prompt of a pinned room is not complete yet."""
+        request = self._rooms.get(room)
+        return request is not None and request.place is Place.RUNNING
+
+    def _finished(self, batch: tuple[Compute, ...]) -> StepPlan:
+        plan = super()._finished(batch)
+        if not self._per_chunk:
+            return plan
+        fuller = [request for request in self._running.values() if self._is_fuller(request)]
+        return msgspec.structs.replace(plan, ahead=tuple(map(self._ahead, fuller))) if fuller else plan
+
+    def _is_fuller(self, request: Request) -> bool:
+        """Whether more of its blocks are full than were sent ahead."""
+        return any(request.computed // n > request.ahead // n for n in self._blocks.block_sizes)
+
+    def _ahead(self, request: Request) -> Ahead:
+        request.ahead = request.computed
+        return Ahead(
+            room=request.start.room,
+            blocks=request.blocks,
+            kv_len=request.known,
+            computed=request.computed,
+            first=self._pin(request),
+        )
+
+    def _pin(self, request: Request) -> bool:
+        """The request's blocks are read until ``write_ended``; whether they were not before."""
+        room = request.start.room
+        first = room not in self._pinned
+        if first:
+            self._blocks.pin(request.blocks)
+        self._pinned[room] = (request.blocks, self._now)
+        return first
 
     def _sampled(self, request: Request, token: int) -> Handoff:
         room = request.start.room
         del self._running[request.request_id]
         self._move(request, Place.TRANSFER)
-        self._blocks.pin(request.blocks)
-        self._pinned[room] = (request.blocks, self._now)
         return Handoff(
             request_id=request.request_id,
             room=room,
@@ -93,6 +141,7 @@ class PrefillScheduler(Scheduler):
             first_token=token,
             kv_len=request.known,
             cached_blocks=request.cached // self._blocks.block_sizes[0],
+            first=self._pin(request),
         )
 
     def _let_go(self, request: Request) -> None:

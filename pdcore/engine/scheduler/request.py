@@ -19,7 +19,7 @@ class Request:
 
     ``needed`` are the blocks it waits for while it is in the line, ``peer`` the prefill instance that has its KV, and
     ``handoff`` names the transfer under way. ``keys`` name its first full blocks, of which ``remembered`` can be found
-    by others; ``cached`` prompt tokens it found so itself.
+    by others; ``cached`` prompt tokens it found so itself. The KV of ``ahead`` tokens was to be sent ahead of the rest.
 
     Changed by the scheduler that holds it and by nobody else. ``blocks`` is replaced only when the request grows.
     """
@@ -42,6 +42,7 @@ class Request:
     keys: list[bytes] = field(default_factory=list)
     remembered: int = 0
     cached: int = 0
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         self.request_id = self.start.request_id

@@ -78,9 +78,23 @@ class Expect(msgspec.Struct, frozen=True, kw_only=True, tag="expect"):
     remaining_ms: int
 
 
+class SendAhead(msgspec.Struct, frozen=True, kw_only=True, tag="send_ahead"):
+    """The KV of ``computed`` of the ``kv_len`` tokens of a ``Handshaken`` room is in ``blocks``: blocks that are full may
+    be written. They are read until ``WriteEnded``; ``Send`` or ``Fail`` follows.
+
+    ``first`` unless it was ordered for this room before; ``computed`` grows.
+    """
+
+    room: int
+    blocks: BlockLists
+    kv_len: int
+    computed: int
+    first: bool
+
+
 class Send(msgspec.Struct, frozen=True, kw_only=True, tag="send"):
     """The KV of a ``Handshaken`` room is complete in ``blocks``; they are read until ``WriteEnded``. The first
-    ``cached_blocks`` of them were there before."""
+    ``cached_blocks`` of them were there before. ``first`` unless a part of it was ordered to be sent ahead."""
 
     room: int
     blocks: BlockLists
@@ -88,6 +102,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, tag="send"):
     kv_len: int
     aux: TokenLogprobs | None = None
     cached_blocks: int = 0
+    first: bool = True
 
 
 class Fail(msgspec.Struct, frozen=True, kw_only=True, tag="fail"):
@@ -109,8 +124,8 @@ class Handshaken(msgspec.Struct, frozen=True, kw_only=True, tag="handshaken"):
 
 
 class WriteEnded(msgspec.Struct, frozen=True, kw_only=True, tag="write_ended"):
-    """No write of ``room`` reads its source blocks any more. Once per ``Send`` of a rank that takes part; where a
-    write is in doubt, only when that decode rank is gone."""
+    """No write of ``room`` reads its source blocks any more, and none will. Once per room that a rank that takes part
+    was ordered to send, or to send ahead; where a write is in doubt, only when that decode rank is gone."""
 
     room: int
 
@@ -181,7 +196,7 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True, tag="drained"):
     handoff: int
 
 
-PrefillOrder = Expect | Send | Fail
+PrefillOrder = Expect | SendAhead | Send | Fail
 PrefillEvent = Handshaken | WriteEnded | Sent | SendFailed
 DecodeOrder = Open | AbortHandoff
 DecodeEvent = Arrived | HandoffFailed | Drained

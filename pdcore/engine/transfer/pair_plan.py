@@ -144,20 +144,38 @@ class PairPlan:
         return self.copies(source, destination, kv_len)
 
     def copies(
-        self, source: Sequence[Sequence[int]], destination: Sequence[Sequence[int]], kv_len: int
+        self,
+        source: Sequence[Sequence[int]],
+        destination: Sequence[Sequence[int]],
+        kv_len: int,
+        tokens: range | None = None,
     ) -> WriteOps:
         """The copies that move ``kv_len`` tokens; none when all blocks are other context-parallel ranks' part.
 
-        The lists name blocks by position from token 0, one list per KV group; what they name beyond ``kv_len`` is left
-        alone. ``lists_problem`` knows of nothing against them.
+        With ``tokens`` only blocks that became full with them: consecutive ranges up to ``kv_len`` make, together, the
+        copies of the whole. The lists name blocks by position from token 0, one list per KV group; what they name
+        beyond ``kv_len`` is left alone. ``lists_problem`` knows of nothing against them.
         """
         parts = []
         for plan in self.groups:
-            part = block_part(plan.group.live_blocks(kv_len), self.cp, self.cp_size)
+            part = self._part(plan.group, kv_len, range(kv_len) if tokens is None else tokens)
             if part:
                 rows = slice(part.start, part.stop)
                 parts.append(plan.ops(source[plan.index][rows], destination[plan.index][rows]))
         return _joined(parts)
+
+    def most_bytes(self, kv_len: int, tokens: range) -> int:
+        """What ``copies`` moves, at most."""
+        return sum(
+            len(self._part(plan.group, kv_len, tokens)) * plan.destination.block_bytes for plan in self.groups
+        )
+
+    def _part(self, group: KvGroup, kv_len: int, tokens: range) -> range:
+        """The positions of this rank's blocks that became full with ``tokens``; the last one need not be full."""
+        part = block_part(group.live_blocks(kv_len), self.cp, self.cp_size)
+        start = max(part.start, tokens.start // group.block_size)
+        stop = part.stop if tokens.stop >= kv_len else min(part.stop, tokens.stop // group.block_size)
+        return range(start, max(start, stop))
 
 
 def _group_plans(

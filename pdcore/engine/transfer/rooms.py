@@ -16,7 +16,17 @@ from pdcore.engine.transfer.states import Deadline, TransferState, is_final, run
 from pdcore.engine.transfer.tombs import Tombs
 from pdcore.errors import ErrorCode
 
-Outcome = Literal["delivered", "failed", "in_doubt"]
+Outcome = Literal["written", "delivered", "failed", "in_doubt"]
+"""How a write ended. ``written``: a part that was sent ahead is there; ``delivered``: everything is, slot included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write over the shake's link the blocks that ``tokens`` have filled, and with the last token all that is left."""
+
+    room: int
+    shake: Shake
+    tokens: range
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +52,7 @@ class Count:
     peer: str = ""
 
 
-Effect = Handshaken | WriteEnded | Sent | SendFailed | Say | StopWrite | Release | Count
+Effect = Handshaken | WriteEnded | Sent | SendFailed | Say | Write | StopWrite | Release | Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +88,7 @@ class SendCounts:
 @dataclass(slots=True, kw_only=True)
 class Shake:
     """What one decode rank wants, checked against its own region. ``writing``: a write of it was submitted and has not
-    ended; ``sent``: KV and slot are there."""
+    ended, and ``begun`` are the tokens up to which it goes; ``sent``: KV and slot are there."""
 
     link: Link
     seq: int
@@ -86,19 +96,21 @@ class Shake:
     blocks: BlockLists
     prompt_len: int
     deadline: float
+    begun: int = 0
     writing: bool = False
     sent: bool = False
 
 
 @dataclass(slots=True)
 class Room:
-    """One room with at least one half. ``shakes`` are all of one decode group, by the rank that sent them; ``why`` is set
-    when the room fails."""
+    """One room with at least one half. ``shakes`` are all of one decode group, by the rank that sent them; the KV of its
+    first ``ready`` tokens may be written; ``why`` is set when the room fails."""
 
     room: int
     leg: Leg | None = None
     shakes: dict[GroupRank, Shake] = field(default_factory=dict)
     state: TransferState = TransferState.BOOTSTRAPPING
+    ready: int = 0
     why: tuple[ErrorCode, str, Reason] = ("prefill_failed", "", "failed")
 
     @property

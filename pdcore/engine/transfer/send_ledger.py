@@ -3,16 +3,15 @@
 A room has two halves that arrive in any order: the *leg* (the leader wants this prompt computed) and one *shake* from
 each decode rank that needs a part of this rank's KV (it says where that goes). All shakes of a room come from one DP
 group of one decode incarnation. Shakes without their leg wait in a bounded stash until their own deadline. A room
-whose halves all came is WAITING_FOR_INPUT; the scheduler computes it and starts one write per shake. The first shake,
-write or link that fails ends the room for all.
+whose halves all came is WAITING_FOR_INPUT; the scheduler computes it and starts one write per shake, or several when
+it sends ahead. The first shake, write or link that fails ends the room for all.
 
 Per link a *floor* holds the highest seq seen. Nothing at or below it is ever started, so a late or repeated message
 cannot bring a room back. Seqs that ended are remembered, bounded, only to answer again; one that is forgotten reads
 as "ended", which is what the floor makes of it. A seq is *drained* when every write ever submitted for it returned a
 definite result; one in doubt never is, and is remembered as long as its link.
 
-Mutable state: ``_links``, ``_rooms`` (with the tombs of those that ended), ``_pins`` (per room, the links whose writes
-may still read its source blocks).
+Mutable state: ``_links``, ``_rooms`` (with the tombs of those that ended), and that of ``_writes``.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from pdcore.engine.transfer import wire
 from pdcore.engine.transfer.failures import Reason, given_up
 from pdcore.engine.transfer.greeting import handshake_problem
 from pdcore.engine.transfer.links import Link, Pair, Say
-from pdcore.engine.transfer.orders import Handshaken, SendFailed, Sent, WriteEnded
+from pdcore.engine.transfer.orders import Handshaken
+from pdcore.engine.transfer.room_writes import RoomWrites
 from pdcore.engine.transfer.rooms import (
-    Count,
     Effect,
     Leg,
     Outcome,
@@ -35,11 +34,10 @@ from pdcore.engine.transfer.rooms import (
     Rooms,
     SendCounts,
     Shake,
-    StopWrite,
+    Write,
     unexpected,
 )
 from pdcore.engine.transfer.states import (
-    IllegalTransition,
     TransferEvent,
     TransferState,
     advance,
@@ -47,11 +45,6 @@ from pdcore.engine.transfer.states import (
 from pdcore.errors import ErrorCode
 
 SILENCE_S: Final = 20.0
-_HANDED_OFF: Final[tuple[ErrorCode, str, Reason]] = (
-    "room_in_use",
-    "the room was handed off already",
-    "admission",
-)
 
 
 class SendLedger:
@@ -65,7 +58,7 @@ class SendLedger:
         self._silence_s = silence_s
         self._links: dict[bytes, Link] = {}
         self._rooms = Rooms()
-        self._pins: dict[int, set[bytes]] = {}
+        self._writes = RoomWrites(self._rooms, self._links)
         self._wake_at = math.inf
 
     def counts(self) -> SendCounts:
@@ -74,7 +67,7 @@ class SendLedger:
             rooms=self._rooms.legs,
             stashed=self._rooms.stashed,
             writing=sum(link.writing for link in self._links.values()),
-            pinned=len(self._pins),
+            pinned=self._writes.pinned,
             links=len(self._links),
             tombs=len(self._rooms.tombs),
         )
@@ -111,7 +104,7 @@ class SendLedger:
         """The probe's write returned."""
         link = self._links[token]
         link.writing -= 1
-        return self._release(link)
+        return self._writes.release(link)
 
     def lost(self, token: bytes, now: float) -> list[Effect]:
         """Decode is gone: its rooms fail; its memory is released when the last write returned."""
@@ -119,7 +112,7 @@ class SendLedger:
         if link is None:
             return [Release(token)]
         link.lost = True
-        return [*self._fail_link(link, "gone", "is gone", now), *self._release(link)]
+        return [*self._writes.fail_link(link, "gone", "is gone", now), *self._writes.release(link)]
 
     # Messages of decode ranks; the caller asked ``heard``
 
@@ -165,7 +158,9 @@ class SendLedger:
         [shake] = room.over(message.token)
         drained = not shake.writing
         why = f"{link.pair.decode} gave the request up ({message.code})"
-        effects = self._fail(room, message.code, why, given_up(message.code), now, report=True, told=shake)
+        effects = self._writes.fail(
+            room, message.code, why, given_up(message.code), now, report=True, told=shake
+        )
         return [*effects, link.drained(message.seq)] if drained else effects
 
     # The leader's leg
@@ -176,7 +171,7 @@ class SendLedger:
             outside = f"bootstrap_room {room_id} is outside 1..2^63-1"
             return unexpected(room_id, "invalid_request", outside, "admission")
         room = self._rooms.get(room_id)
-        if room_id in self._pins or (room is not None and (room.leg is not None or room.is_over)):
+        if self._writes.reads(room_id) or (room is not None and (room.leg is not None or room.is_over)):
             return unexpected(room_id, "room_in_use", f"room {room_id} is in use", "admission")
         tomb = self._rooms.tombs.get(room_id, now)
         if tomb is not None:
@@ -187,54 +182,27 @@ class SendLedger:
         self._wake_at = min(self._wake_at, leg.deadline)
         return effects + self._join(self._rooms.expect(room_id, leg), now)
 
-    def start(self, room_id: int, kv_len: int) -> list[Shake]:
-        """The room's writes begin, one per shake. ``IllegalTransition`` unless it waits for input."""
-        room = self._rooms.get(room_id)
-        if room is None or room.leg is None:
-            raise IllegalTransition(f"room {room_id} has no leg and handshakes to send for")
-        if kv_len != room.leg.prompt_len:
-            raise ValueError(f"KV of {kv_len} tokens for a prompt of {room.leg.prompt_len}")
-        room.state = advance(room.state, TransferEvent.STARTED)
-        for shake in room.shakes.values():
-            shake.writing = True
-            shake.link.writing += 1
-        self._pins[room_id] = {shake.link.token for shake in room.shakes.values()}
-        return list(room.shakes.values())
+    def send_ahead(self, room_id: int, kv_len: int, computed: int) -> list[Write]:
+        """Full blocks of what is computed may be written, over every link over which nothing is. ``IllegalTransition``
+        unless the room waits for input or is sent ahead; ``ValueError`` unless ``computed`` grows."""
+        return self._writes.send_ahead(room_id, kv_len, computed)
 
-    def has_nothing_to_send(self, room_id: int, now: float) -> bool:
-        """Whether the room has ended already, or ends here because no decode rank needs this rank's KV."""
-        room = self._rooms.get(room_id)
-        if room is not None and not room.shakes:
-            self._rooms.bury(room, *_HANDED_OFF, now)
-            return True
-        return room is None or room.is_over
+    def start(self, room_id: int, kv_len: int) -> list[Write]:
+        """The last writes begin, one per shake; where one is under way still, when that has ended.
+        ``IllegalTransition`` unless the room waits for input or is sent ahead."""
+        return self._writes.start(room_id, kv_len)
+
+    def has_nothing_to_send(self, room_id: int, now: float, *, ahead: bool = False) -> bool:
+        """Whether the room has ended already, or no decode rank needs this rank's KV: then it ends here, unless the
+        rest is still computed."""
+        return self._writes.has_nothing_to_send(room_id, now, ahead=ahead)
 
     def write_ended(
         self, room_id: int, token: bytes, outcome: Outcome, message: str, now: float
     ) -> list[Effect]:
-        """Every write of the room over this link returned. ``delivered`` includes the slot; in doubt, the source stays
-        pinned until the link is released."""
-        room = self._rooms.get(room_id)
-        assert room is not None, "a room stays until its writes have ended"
-        [shake] = room.over(token)
-        link = shake.link
-        shake.writing = False
-        link.writing -= 1
-        effects: list[Effect] = []
-        if outcome == "in_doubt":
-            link.in_doubt.add(shake.seq)
-            link.pinned.append(room_id)
-        else:
-            effects += self._unpin(room_id, token)
-        if room.state is TransferState.FAILED:
-            effects += link.concluded(shake.seq)
-            self._bury_if_still(room, now)
-        elif outcome == "delivered":
-            effects += self._deliver(room, shake, now)
-        else:
-            reason: Reason = "in_doubt" if outcome == "in_doubt" else "failed"
-            effects += self._fail(room, "prefill_failed", message, reason, now, report=True, blamed=link)
-        return effects + self._release(link)
+        """The room's write over this link returned; what became ready meanwhile is written next. In doubt, the source
+        stays pinned until the link is released."""
+        return self._writes.ended(room_id, token, outcome, message, now)
 
     def fail(self, room_id: int, code: ErrorCode, message: str, now: float) -> list[Effect]:
         """The leg is over on our side; the caller knows, so no SendFailed. Also for rooms not heard of yet."""
@@ -243,7 +211,7 @@ class SendLedger:
             if self._rooms.tombs.get(room_id, now) is None:
                 self._rooms.tombs.put(room_id, code, message, given_up(code), now)
             return []
-        return self._fail(room, code, message, given_up(code), now, report=False)
+        return self._writes.fail(room, code, message, given_up(code), now, report=False)
 
     # Time
 
@@ -255,11 +223,11 @@ class SendLedger:
         effects: list[Effect] = []
         for room in [room for room in self._rooms if now >= room.deadline]:
             message = f"room {room.room} was not handed off before its deadline"
-            effects += self._fail(room, "deadline_exceeded", message, "deadline", now, report=True)
+            effects += self._writes.fail(room, "deadline_exceeded", message, "deadline", now, report=True)
         for link in self._rooms.waited_for():
             if now >= link.heard_at + self._silence_s:
                 why = f"has said nothing for {self._silence_s:g} s"
-                effects += self._fail_link(link, "silent", why, now)
+                effects += self._writes.fail_link(link, "silent", why, now)
         deadlines = [room.deadline for room in self._rooms]
         silences = [link.heard_at + self._silence_s for link in self._rooms.waited_for()]
         self._wake_at = min([*deadlines, *silences], default=math.inf)
@@ -309,20 +277,11 @@ class SendLedger:
         for shake in room.shakes.values():
             if shake.prompt_len != ours:
                 message = f"the prompt has {ours} tokens for prefill and {shake.prompt_len} for decode"
-                return self._fail(room, "prefill_failed", message, "handshake", now, report=True)
+                return self._writes.fail(room, "prefill_failed", message, "handshake", now, report=True)
         if not room.is_complete:
             return []
         room.state = advance(room.state, TransferEvent.HANDSHAKEN)
         return [Handshaken(room=room.room, decode=room.pair.group)]
-
-    def _deliver(self, room: Room, shake: Shake, now: float) -> list[Effect]:
-        shake.sent = True
-        shake.link.delivered(shake.seq)
-        if not all(one.sent for one in room.shakes.values()):
-            return []
-        room.state = advance(room.state, TransferEvent.DELIVERED)
-        self._rooms.bury(room, *_HANDED_OFF, now)
-        return [Sent(room=room.room)]
 
     def _abort_unseen(self, link: Link, message: wire.Abort, now: float) -> list[Effect]:
         """The aborted handshake never came: a leg that waits for it fails now, one that comes later at once."""
@@ -336,63 +295,9 @@ class SendLedger:
             room.pair is None or room.pair.group == link.pair.group
         )
         if waits and not room.is_over and room.leg is not None and room.leg.welcomes(link):
-            return self._fail(room, message.code, why, given_up(message.code), now, report=True)
+            return self._writes.fail(room, message.code, why, given_up(message.code), now, report=True)
         return []
-
-    def _fail(
-        self,
-        room: Room,
-        code: ErrorCode,
-        message: str,
-        reason: Reason,
-        now: float,
-        *,
-        report: bool,
-        told: Shake | None = None,
-        blamed: Link | None = None,
-    ) -> list[Effect]:
-        """Fail a room once. ``report`` tells the caller; every decode rank but ``told`` hears of it."""
-        if room.is_over:
-            return []
-        room.state = advance(room.state, TransferEvent.FAILED)
-        room.why = (code, message, reason)
-        effects: list[Effect] = []
-        if room.leg is not None:
-            effects.append(Count(reason, blamed.pair.decode.place if blamed is not None else ""))
-            effects += [SendFailed(room=room.room, code=code, message=message)] if report else []
-        for shake in room.shakes.values():
-            if shake is not told and not shake.sent:
-                effects += shake.link.failed(shake.seq, code, reason, message, writing=shake.writing)
-        effects += [StopWrite(room.room, one.link.token) for one in room.shakes.values() if one.writing]
-        self._bury_if_still(room, now)
-        return effects
-
-    def _fail_link(self, link: Link, reason: Reason, why: str, now: float) -> list[Effect]:
-        message = f"{link.pair.decode} {why}"
-        rooms = [room for room in self._rooms if any(room.over(link.token))]
-        effects: list[Effect] = []
-        for room in rooms:
-            effects += self._fail(room, "decode_failed", message, reason, now, report=True, blamed=link)
-        return effects
 
     def _answer(self, link: Link, seq: int) -> list[Say]:
         live = self._rooms.of(link.token, seq) is not None and seq not in link.ended
         return [link.accepted(seq)] if live else link.last_word(seq)
-
-    def _unpin(self, room_id: int, token: bytes) -> list[Effect]:
-        self._pins[room_id].discard(token)
-        if self._pins[room_id]:
-            return []
-        del self._pins[room_id]
-        return [WriteEnded(room=room_id)]
-
-    def _release(self, link: Link) -> list[Effect]:
-        if not link.lost or link.writing or link.token not in self._links:
-            return []
-        del self._links[link.token]
-        unpinned = [effect for room in link.pinned for effect in self._unpin(room, link.token)]
-        return [Release(link.token), *unpinned]
-
-    def _bury_if_still(self, room: Room, now: float) -> None:
-        if not room.writing:
-            self._rooms.bury(room, *room.why, now)

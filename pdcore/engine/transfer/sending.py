@@ -1,4 +1,4 @@
-"""Prefill's session: takes links and handshakes of decode ranks, and writes the KV of finished prompts.
+"""Prefill's session: takes links and handshakes of decode ranks, and writes the KV of prompts.
 
 A thin shell round :class:`SendLedger`, and a prefill rank's side of hand-offs. It never connects anywhere: decode ranks
 connect to it, and the only memory it writes is what they passed over a link that authenticated them. The rank's
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -23,28 +22,25 @@ from pdcore.clock import Clock
 from pdcore.engine.kv.layout import KvLayout
 from pdcore.engine.transfer import aux_record, channel, wire
 from pdcore.engine.transfer.blame import Blame
+from pdcore.engine.transfer.decode_ranks import DecodeRanks
 from pdcore.engine.transfer.engine import Linked, Lost, TransferEngine
-from pdcore.engine.transfer.failures import FailureCounts, FailureStatistics
+from pdcore.engine.transfer.failures import FailureCounts
 from pdcore.engine.transfer.gauges import SideGauges
-from pdcore.engine.transfer.greeting import greet, other_version
 from pdcore.engine.transfer.links import Say
 from pdcore.engine.transfer.mapping import GroupSizes
-from pdcore.engine.transfer.orders import Expect, Fail, Order, PrefillEvent, Send, WriteEnded
-from pdcore.engine.transfer.pair_plan import PairPlan
+from pdcore.engine.transfer.orders import Expect, Fail, Order, PrefillEvent, Send, SendAhead, WriteEnded
 from pdcore.engine.transfer.plan import RegionShape, lists_problem
-from pdcore.engine.transfer.rooms import Count, Effect, Leg, Release, Shake, StopWrite
+from pdcore.engine.transfer.rooms import Count, Effect, Leg, Release, Shake, StopWrite, Write
 from pdcore.engine.transfer.send_ledger import SILENCE_S, SendLedger
+from pdcore.engine.transfer.send_statistics import SendStatistics
 from pdcore.engine.transfer.states import TransferState
 from pdcore.engine.transfer.writing import WriteJob, Writers, Written
 from pdcore.errors import PeerGone
 from pdcore.telemetry import logger
 
 _MESSAGES_PER_POLL: Final = 256
-_OUTBOX_MOST: Final = 4096
 _PROBE_S: Final = 5.0
 _PROBE_ROOM: Final = 0
-
-__all__ = ["Endpoint", "SendStatistics", "SendingSession"]
 
 
 class Endpoint(NamedTuple):
@@ -53,34 +49,6 @@ class Endpoint(NamedTuple):
     rank_ip: str
     rank_port: int
     transfer: dict[str, object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendStatistics:
-    """``rooms`` have a leg, ``stashed`` wait for theirs, ``writing`` and ``queued`` count writes, ``pinned`` rooms whose
-    source may still be read; all of these are 0 when nothing is open."""
-
-    rooms: int
-    stashed: int
-    writing: int
-    pinned: int
-    peers: int
-    malformed: int
-    strays: int
-    dropped: int
-    failures: FailureStatistics
-
-
-@dataclass(slots=True)
-class _Decode:
-    """How to answer one decode rank, and what to write to it. ``route`` follows its latest message: a reconnect
-    changes it."""
-
-    route: bytes
-    outbox: channel.Outbox
-    plan: PairPlan | None = None
-    shape: RegionShape | None = None
-    probing: bool = False
 
 
 class SendingSession:
@@ -104,10 +72,7 @@ class SendingSession:
         stash_most: int = 4096,
         silence_s: float = SILENCE_S,
     ) -> None:
-        self._layout = layout
         self._source = RegionShape(layout.shard(sizes.tp, identity.tp), blocks)
-        self._sizes = sizes
-        self._identity = identity
         self._engine_name = engine.name
         self._bind_ip = bind_ip
         self._context = context
@@ -116,7 +81,8 @@ class SendingSession:
         self._writers = Writers(self._sender, clock, threads)
         self._ledger = SendLedger(rooms_most=rooms_most, stash_most=stash_most, silence_s=silence_s)
         self._offers: dict[bytes, int] = {}
-        self._decodes: dict[bytes, _Decode] = {}
+        self._decodes = DecodeRanks(layout=layout, source=self._source, sizes=sizes, identity=identity)
+        self._orders: dict[int, SendAhead | Send] = {}
         self._jobs: dict[tuple[int, bytes], WriteJob] = {}
         self._unrung: dict[tuple[bytes, int], None] = {}
         self._pending: list[PrefillEvent] = []
@@ -158,14 +124,14 @@ class SendingSession:
     def obey(self, order: Order, now: float) -> None:
         """Do it; what comes of it is an event.
 
-        ``IllegalTransition`` or ``ValueError`` for a ``Send`` that no leader may order: of a room that is not
-        handshaken, or of blocks that do not hold it. Nothing changed then.
+        ``IllegalTransition`` or ``ValueError`` for what no leader may order to be sent: a room that is not handshaken, or
+        blocks that do not hold it. Nothing changed then.
         """
         match order:
             case Expect(room=room, expected_peer=expected, prompt_len=prompt_len):
                 leg = Leg(expected, prompt_len, now + order.remaining_ms / 1000)
                 self._apply(self._ledger.expect(room, leg, now))
-            case Send():
+            case SendAhead() | Send():
                 self._send(order, now)
             case Fail(room=room, code=code, message=message):
                 self._apply(self._ledger.fail(room, code, message, now))
@@ -179,8 +145,7 @@ class SendingSession:
 
     def poll(self, now: float) -> list[PrefillEvent]:
         """Everything that happened since the last call."""
-        for written in self._writers.drain():
-            self._end_write(written, now)
+        self._end_writes(self._writers.drain(), now)
         self._ring_again()
         self._hear_links(now)
         for frames in channel.receive(self._router, _MESSAGES_PER_POLL):
@@ -201,14 +166,13 @@ class SendingSession:
             peers=counts.links,
             malformed=self._blame.malformed,
             strays=self._strays,
-            dropped=sum(decode.outbox.dropped for decode in self._decodes.values()),
+            dropped=self._decodes.dropped,
             failures=self._failures.statistics(),
         )
 
     def gauges(self) -> SideGauges:
         """The same for whoever asks every side."""
-        s = self.statistics()
-        return SideGauges(rooms=s.rooms + s.stashed + s.writing, failures=s.failures)
+        return self.statistics().gauges()
 
     def __repr__(self) -> str:
         s = self.statistics()
@@ -223,7 +187,7 @@ class SendingSession:
                     self._offers[token] = nbytes
                 case Lost(token=token):
                     self._offers.pop(token, None)
-                    self._decodes.pop(token, None)
+                    self._decodes.forget(token)
                     self._writers.forget(token)
                     self._apply(self._ledger.lost(token, now))
 
@@ -236,7 +200,7 @@ class SendingSession:
         if isinstance(message, wire.Hello | wire.Greeting):
             self._greet(message, frames[0], now)
         elif self._ledger.heard(message.token, now):
-            self._decodes[message.token].route = frames[0]
+            self._decodes.heard(message.token, frames[0])
             self._apply(self._take(message, now))
         else:
             self._strays += 1
@@ -262,68 +226,63 @@ class SendingSession:
         if hello.token not in self._offers:
             self._strays += 1
             return
-        decode = self._decodes.setdefault(hello.token, _Decode(route, channel.Outbox(_OUTBOX_MOST)))
-        decode.route = route
-        problem = None if self._ledger.heard(hello.token, now) else self._meet(hello, decode, now)
-        if problem is None:
-            decode.outbox.put("hello", wire.encode(wire.Welcome(token=hello.token)))
-        else:
-            refused = wire.Refused(token=hello.token, message=wire.short(problem))
-            decode.outbox.put("hello", wire.encode(refused))
-
-    def _meet(self, hello: wire.Hello | wire.Greeting, decode: _Decode, now: float) -> str | None:
-        """Take a new decode rank in, or say why not."""
-        problem = other_version(hello)
-        if problem is None and isinstance(hello, wire.Hello):
-            met = greet(
-                hello, self._identity, self._layout, self._sizes, self._source, self._offers[hello.token]
-            )
-            if not isinstance(met, str):
-                decode.plan, decode.shape = met.plan, met.pair.shape
+        self._decodes.heard(hello.token, route)
+        problem = None
+        if not self._ledger.heard(hello.token, now):
+            met = self._decodes.meet(hello, self._offers[hello.token])
+            if isinstance(met, str):
+                problem = met
+            else:
                 self._ledger.welcome(hello.token, met.pair, now)
-                return None
-            problem = met
-        peer = str(hello.decode) if isinstance(hello, wire.Hello) else "a decode rank"
-        self._log.warning("decode rank refused", peer=peer, reason=problem)
-        return problem
+        self._decodes.answer_hello(hello.token, problem)
 
     # Doing
 
-    def _send(self, order: Send, now: float) -> None:
-        if self._ledger.has_nothing_to_send(order.room, now):
-            self._pending.append(WriteEnded(room=order.room))
+    def _send(self, order: SendAhead | Send, now: float) -> None:
+        # a write that ended lets the next begin now and not in the next turn
+        self._end_writes(self._writers.ended(), now)
+        ahead = isinstance(order, SendAhead)
+        if self._ledger.has_nothing_to_send(order.room, now, ahead=ahead):
+            if order.first:  # else a write of it may be under way, and its end is or was told by itself
+                self._pending.append(WriteEnded(room=order.room))
             return
         problem = lists_problem(order.blocks, self._source, order.kv_len)
         if problem is not None:
             raise ValueError(problem)
-        for shake in self._ledger.start(order.room, order.kv_len):
-            job = self._job(order, shake)
-            self._jobs[order.room, job.token] = job
-            self._writers.start(job)
+        if isinstance(order, SendAhead):
+            writes = self._ledger.send_ahead(order.room, order.kv_len, order.computed)
+        else:
+            writes = self._ledger.start(order.room, order.kv_len)
+        self._orders[order.room] = order
+        self._apply(writes)
 
-    def _job(self, order: Send, shake: Shake) -> WriteJob:
+    def _begin(self, write: Write) -> None:
+        """As much as was ordered last: the ledger asks for all that is ready."""
+        job = self._job(self._orders[write.room], write.shake, write.tokens)
+        self._jobs[write.room, job.token] = job
+        self._writers.start(job)
+
+    def _job(self, order: SendAhead | Send, shake: Shake, tokens: range) -> WriteJob:
         token, shape = shake.link.token, shake.link.pair.shape
         plan = self._decodes[token].plan
         assert plan is not None, "a room is only asked for over a link that was welcomed"
-        aux = None
-        if order.aux is not None:
-            aux = shape.aux_offset(shake.slot), aux_record.encode(order.aux, seq=shake.seq, room=order.room)
-        return WriteJob(
+        job = WriteJob(
             room=order.room,
             token=token,
             seq=shake.seq,
-            ops=partial(plan.copies, order.blocks, shake.blocks, order.kv_len),
-            most_bytes=sum(
-                len(blocks) * group.block_bytes
-                for blocks, group in zip(shake.blocks, shape.layout.groups, strict=True)
-            ),
-            aux=aux,
+            ops=partial(plan.copies, order.blocks, shake.blocks, order.kv_len, tokens),
+            most_bytes=plan.most_bytes(order.kv_len, tokens),
             slot_offset=shape.slot_offset(shake.slot),
-            first_token=order.first_token,
-            kv_len=order.kv_len,
-            cached_blocks=order.cached_blocks,
             deadline=shake.deadline,
+            ahead=isinstance(order, SendAhead),
         )
+        if isinstance(order, Send):
+            job.first_token, job.kv_len = order.first_token, order.kv_len
+            job.cached_blocks = order.cached_blocks
+            if order.aux is not None:
+                record = aux_record.encode(order.aux, seq=shake.seq, room=order.room)
+                job.aux = shape.aux_offset(shake.slot), record
+        return job
 
     def _probe(self, message: wire.Probe, now: float) -> None:
         """At most one at a time per link."""
@@ -348,21 +307,24 @@ class SendingSession:
         for effect in effects:
             match effect:
                 case Say(token=token, message=message):
-                    self._say(token, message)
+                    self._decodes.say(token, message)
+                case Write():
+                    self._begin(effect)
                 case StopWrite(room=room, token=token):
                     self._writers.stop(self._jobs[room, token])
                 case Release(token=token):
                     self._sender.release(token)
                 case Count(reason=reason, peer=peer):
                     self._failures.add(reason, self._engine_name, peer)
+                case WriteEnded(room=room):
+                    del self._orders[room]
+                    self._pending.append(effect)
                 case _:
                     self._pending.append(effect)
 
-    def _say(self, token: bytes, message: wire.ToDecode) -> None:
-        decode = self._decodes.get(token)
-        if decode is not None:
-            key = (type(message), getattr(message, "seq", 0))
-            decode.outbox.put(key, wire.encode(message))
+    def _end_writes(self, ended: Iterable[Written], now: float) -> None:
+        for written in ended:
+            self._end_write(written, now)
 
     def _end_write(self, written: Written, now: float) -> None:
         job = written.job
@@ -381,7 +343,7 @@ class SendingSession:
             decode.probing = False
         self._apply(self._ledger.probe_ended(job.token))
         if written.outcome != "delivered":
-            self._say(
+            self._decodes.say(
                 job.token, wire.ProbeFailed(token=job.token, seq=job.seq, message=wire.short(written.message))
             )
 
@@ -395,6 +357,4 @@ class SendingSession:
                 del self._unrung[token, seq]
 
     def _flush(self) -> None:
-        for decode in self._decodes.values():
-            if len(decode.outbox):
-                decode.outbox.flush(partial(channel.send, self._router, decode.route))
+        self._decodes.flush(partial(channel.send, self._router))

@@ -1,8 +1,7 @@
 """States of one hand-off at one rank, on either side. Nothing else changes a state, and this table does not know which
 side asks.
 
-The numbers are the protocol's: a smaller one is further from done, and ``FAILED`` is below all of them. ``SUCCESS``
-and ``FAILED`` are final. Every state names the deadlines that run in it; the ledgers ask this table.
+A smaller number is further from done, and ``FAILED`` is below all of them. ``SUCCESS`` and ``FAILED`` are final. Every state names the deadlines that run in it; the ledgers ask this table.
 """
 
 from __future__ import annotations
@@ -19,15 +18,17 @@ class TransferState(IntEnum):
     FAILED = 0
     BOOTSTRAPPING = 1
     WAITING_FOR_INPUT = 2
-    TRANSFERRING = 3
-    SUCCESS = 4
+    SENDING_AHEAD = 3
+    TRANSFERRING = 4
+    SUCCESS = 5
 
 
 class TransferEvent(Enum):
     """What can happen to a room at one rank."""
 
     HANDSHAKEN = "handshaken"  # decode sent its handshake; prefill has all of them and the leg
-    STARTED = "started"  # prefill submits the first write; decode cannot see this
+    BEGUN_AHEAD = "begun ahead"  # prefill submits the first write of a prompt that it still computes
+    STARTED = "started"  # prefill may submit the last write; decode cannot see either
     DELIVERED = "delivered"  # the slot says that everything is there
     FAILED = "failed"
 
@@ -51,10 +52,12 @@ TRANSITIONS: Final[Mapping[TransferState, Mapping[TransferEvent, TransferState]]
     {
         _S.BOOTSTRAPPING: {_E.HANDSHAKEN: _S.WAITING_FOR_INPUT, _E.FAILED: _S.FAILED},
         _S.WAITING_FOR_INPUT: {
+            _E.BEGUN_AHEAD: _S.SENDING_AHEAD,
             _E.STARTED: _S.TRANSFERRING,
             _E.DELIVERED: _S.SUCCESS,  # decode's view: it goes straight from asking to having
             _E.FAILED: _S.FAILED,
         },
+        _S.SENDING_AHEAD: {_E.STARTED: _S.TRANSFERRING, _E.FAILED: _S.FAILED},
         _S.TRANSFERRING: {_E.DELIVERED: _S.SUCCESS, _E.FAILED: _S.FAILED},
         _S.SUCCESS: {},
         _S.FAILED: {},
@@ -65,6 +68,7 @@ DEADLINES: Final[Mapping[TransferState, frozenset[Deadline]]] = MappingProxyType
     {
         _S.BOOTSTRAPPING: frozenset({Deadline.REQUEST, Deadline.SILENCE}),
         _S.WAITING_FOR_INPUT: frozenset({Deadline.REQUEST, Deadline.SILENCE}),
+        _S.SENDING_AHEAD: frozenset({Deadline.REQUEST, Deadline.SILENCE}),
         _S.TRANSFERRING: frozenset({Deadline.REQUEST, Deadline.SILENCE}),
         _S.SUCCESS: frozenset(),
         _S.FAILED: frozenset({Deadline.QUARANTINE}),

@@ -1,5 +1,6 @@
 """Who writes. A job is one room towards one decode rank: its KV and aux record, then (a second call) its slot, then the
-bell. A job without copies is a probe, or a part that is empty: its record alone.
+bell. A job without copies is a probe, or a part that is empty: its record alone. A job that goes *ahead* is a part of a
+room's KV without a record; if it fails, the slot says so all the same.
 
 Small jobs are written by the session's own thread where the link allows it: a thread that has to be woken gets the
 interpreter and a CPU only after a millisecond, which is longer than such a job takes. The others have threads.
@@ -38,7 +39,7 @@ _INLINE_COPIES: Final = 1024
 class WriteJob:
     """What to write over one link. ``ops`` is worked out by whoever writes and moves ``most_bytes`` at most; ``aux`` is
     the offset of its record, and the record. ``stopped`` is set by the session and read between two calls. Room 0 is
-    a probe's."""
+    a probe's. ``ahead``: others of this seq follow, after this one has ended."""
 
     room: int
     token: bytes
@@ -51,6 +52,7 @@ class WriteJob:
     first_token: int = 0
     kv_len: int = 0
     cached_blocks: int = 0
+    ahead: bool = False
     stopped: bool = False
 
 
@@ -131,6 +133,10 @@ class Writers:
     def drain(self) -> list[Written]:
         """Jobs that ended. Call it once per turn of the loop: between two calls little is written inline."""
         self._inline_left = _INLINE_PER_TURN
+        return self.ended()
+
+    def ended(self) -> list[Written]:
+        """Jobs that ended, at any other time."""
         try:
             os.eventfd_read(self._wake)
         except BlockingIOError:
@@ -190,6 +196,8 @@ class Writers:
             return Written(job, "failed", str(stopped))
         except PeerError as error:
             return self._report_failure(job, error)
+        if job.ahead:
+            return Written(job, "written")
         try:
             return Written(job, "delivered", unrung=self._put_slot(job, SlotStatus.DELIVERED))
         except PeerError as error:

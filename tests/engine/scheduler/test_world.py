@@ -18,6 +18,12 @@ from tests.engine.scheduler.world import EVENTS, ROLES, Role, World, live
 pytestmark = pytest.mark.unit
 
 GROUPS = [(4,), (4, 3)]
+KINDS = [
+    pytest.param(role, per_chunk, id=f"{role}-per-chunk" if per_chunk else role)
+    for role in ROLES
+    for per_chunk in (False, True)
+    if role == "prefill" or not per_chunk
+]
 
 
 class Rank(RuleBasedStateMachine):
@@ -25,6 +31,7 @@ class Rank(RuleBasedStateMachine):
 
     role: Role
     block_sizes: tuple[int, ...]
+    per_chunk: bool
 
     @initialize(
         blocks=st.integers(6, 16), reserved=st.sampled_from([0, 1, 4, 64]), share=st.sampled_from([0.25, 1.0])
@@ -33,7 +40,13 @@ class Rank(RuleBasedStateMachine):
         bounds = limits(
             reserved_tokens=reserved, max_batch=5, slots=6, peer_share=share, total_share=2 * share
         )
-        self.world = World(self.role, blocks=blocks, block_sizes=self.block_sizes, limits=bounds)
+        self.world = World(
+            self.role,
+            blocks=blocks,
+            block_sizes=self.block_sizes,
+            limits=bounds,
+            per_chunk=self.per_chunk,
+        )
 
     @rule(prompt=st.integers(1, 40), most=st.integers(1, 30), peer=st.sampled_from(["p0", "p1"]))
     def arrive(self, prompt: int, most: int, peer: str) -> None:
@@ -83,19 +96,23 @@ class Rank(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("block_sizes", GROUPS)
-@pytest.mark.parametrize("role", ROLES)
-def test_no_order_of_events_loses_a_block_or_a_request(role: Role, block_sizes: tuple[int, ...]) -> None:
-    machine = type("Machine", (Rank,), {"role": role, "block_sizes": block_sizes})
+@pytest.mark.parametrize(("role", "per_chunk"), KINDS)
+def test_no_order_of_events_loses_a_block_or_a_request(
+    role: Role, per_chunk: bool, block_sizes: tuple[int, ...]
+) -> None:
+    machine = type("Machine", (Rank,), {"role": role, "block_sizes": block_sizes, "per_chunk": per_chunk})
     run_state_machine_as_test(
         machine, settings=settings(max_examples=12, stateful_step_count=30, deadline=None)
     )
 
 
 @pytest.mark.parametrize("block_sizes", GROUPS)
-@pytest.mark.parametrize("role", ROLES)
-def test_long_random_lives_leave_nothing_behind(role: Role, block_sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("role", "per_chunk"), KINDS)
+def test_long_random_lives_leave_nothing_behind(
+    role: Role, per_chunk: bool, block_sizes: tuple[int, ...]
+) -> None:
     for seed in range(3):
-        world = World(role, block_sizes=block_sizes)
+        world = World(role, block_sizes=block_sizes, per_chunk=per_chunk)
         live(world, random.Random(seed), 400, EVENTS)
         world.settle()
 

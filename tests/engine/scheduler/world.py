@@ -16,7 +16,7 @@ from pdcore.engine.scheduler.base import Scheduler
 from pdcore.engine.scheduler.decode import DecodeScheduler
 from pdcore.engine.scheduler.limits import SchedulerLimits
 from pdcore.engine.scheduler.places import Place
-from pdcore.engine.scheduler.plan import EndPeer, Outcome
+from pdcore.engine.scheduler.plan import Ahead, EndPeer, Outcome
 from pdcore.engine.scheduler.prefill import PrefillScheduler
 from pdcore.engine.scheduler.request import Request
 from pdcore.engine.scheduler.unified import UnifiedScheduler
@@ -36,7 +36,8 @@ STEP_S: Final = 0.01
 
 @dataclass(slots=True)
 class Transfer:
-    """KV under way to decode, or from prefill; ``over``: nobody waits for it any more, but it may still be written."""
+    """KV under way to decode, or from prefill; ``over``: nobody waits for it any more, but it may still be written.
+    ``whole`` unless more of it is computed."""
 
     key: int  # the hand-off, or the room
     request_id: str
@@ -44,6 +45,7 @@ class Transfer:
     kv_len: int
     peer: str = ""
     over: bool = False
+    whole: bool = True
 
 
 class World:
@@ -59,10 +61,13 @@ class World:
         blocks: int = 8,
         block_sizes: Sequence[int] = (4,),
         limits: SchedulerLimits | None = None,
+        per_chunk: bool = False,
     ) -> None:
         self.role = role
         self.blocks = BlockGroups(*(BlockGroup(block_size=size, blocks=blocks) for size in block_sizes))
         self.scheduler = SCHEDULERS[role](limits or LIMITS, self.blocks)
+        if role == "prefill":
+            self.scheduler = PrefillScheduler(limits or LIMITS, self.blocks, per_chunk=per_chunk)
         self.simulation = Simulation(self.scheduler, self.blocks)
         self.accepted: dict[str, int] = {}
         self.gone: Counter[str] = Counter()
@@ -103,6 +108,8 @@ class World:
 
     def deliver(self, key: int) -> None:
         """The write of a transfer is complete, whoever still waits for it."""
+        if not self.transfers[key].whole:
+            return
         transfer = self.transfers.pop(key)
         if isinstance(self.scheduler, DecodeScheduler):
             self.simulation.follower.arrive(transfer.request_id, transfer.blocks, transfer.kv_len)
@@ -167,16 +174,29 @@ class World:
         for failure in plan.fail:
             assert (failure.handoff is not None) == (failure.handoff in self.transfers)
             self._note_over(failure.request_id)
+        for part in plan.ahead:
+            self._send_ahead(part)
         self.ended_peers += plan.end_peers
         self.restart = plan.restart
         outcome = self.simulation.perform(plan)
         for handoff in outcome.handoffs:
+            assert handoff.first == (handoff.room not in self.transfers)
             self.transfers[handoff.room] = Transfer(
                 handoff.room, handoff.request_id, handoff.blocks, handoff.kv_len
             )
         if check:
             self.check()
         return outcome
+
+    def _send_ahead(self, part: Ahead) -> None:
+        """A part of the prompt of a request that runs is written from now on."""
+        request = self.scheduler._rooms[part.room]
+        assert request.place is Place.RUNNING
+        assert 0 < part.computed <= request.computed < part.kv_len == request.known
+        assert part.first == (part.room not in self.transfers)
+        self.transfers[part.room] = Transfer(
+            part.room, request.request_id, part.blocks, part.kv_len, whole=False
+        )
 
     def settle(self, most_steps: int = 5000) -> None:
         """Let every peer answer and every request end; then nothing may be left anywhere."""

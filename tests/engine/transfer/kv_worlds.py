@@ -7,6 +7,7 @@ layout's description, so that the layout's own arithmetic is judged and not repe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,19 +107,30 @@ class World:
             lives.append(range(first // group.block_size, (self.kv_len - 1) // group.block_size + 1))
         return lives
 
-    def hand_over(self, prefill: GroupRank, decode: GroupRank, into: Labels, writes: Labels) -> None:
-        """What one rank writes into the other; ``writes`` counts how often each byte was written."""
+    def hand_over(
+        self,
+        prefill: GroupRank,
+        decode: GroupRank,
+        into: Labels,
+        writes: Labels,
+        chunks: Sequence[range] = (),
+    ) -> None:
+        """What one rank writes into the other, in ``chunks`` or at once; ``writes`` counts how often each byte was
+        written."""
         source, destination = (
             self.shape(self.mapping.prefill, prefill),
             self.shape(self.mapping.decode, decode),
         )
         plan = PairPlan.build(self.mapping, prefill, decode, source, destination)
         memory = self._source(prefill.tp)
-        ops = plan.ops(self.source_lists, self.destination_lists, self.kv_len)
-        check_bounds(ops, len(memory), len(into))
-        for src, dst, length in ops.rows():
-            into[dst : dst + length] = memory[src : src + length]
-            writes[dst : dst + length] += 1
+        lists = self.source_lists, self.destination_lists
+        for tokens in chunks or (range(self.kv_len),):
+            ops = plan.copies(*lists, self.kv_len, tokens) if chunks else plan.ops(*lists, self.kv_len)
+            check_bounds(ops, len(memory), len(into))
+            assert ops.total_bytes <= plan.most_bytes(self.kv_len, tokens)
+            for src, dst, length in ops.rows():
+                into[dst : dst + length] = memory[src : src + length]
+                writes[dst : dst + length] += 1
 
     def _source(self, tp: int) -> Labels:
         """The memory of a prefill rank, which holds all tokens whatever its cp."""

@@ -4,7 +4,8 @@
 
 It prints its endpoint as JSON, then a line per event. Lines on standard input command it: ``expect ROOM`` brings the
 leg of a room, ``go`` opens the gate at which a writer thread waits, ``fail ROOM`` ends a leg. Gates: ``hold`` never
-sends, ``kv`` waits in the middle of the KV write, ``slot`` waits between the KV and the slot.
+sends, ``ahead`` sends the first block and then no more, ``kv`` waits in the middle of the KV write, ``slot`` waits
+between the KV and the slot.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import zmq
 
+from pdcore.engine.transfer.orders import Handshaken
 from pdcore.engine.transfer.plan import WriteOps
 from pdcore.engine.transfer.shm import ShmEngine
 from pdcore.engine.transfer.shm_sender import ShmSender
@@ -87,7 +89,7 @@ def main() -> None:
     with zmq.Context() as context, ranks.sending(context, runtime_dir, engine=engine) as session:
         sender = engine.made
         sender.gates = gates
-        prefill = ranks.Prefill(session, sends="hold" not in gates)
+        prefill = ranks.Prefill(session, sends=not gates & {"hold", "ahead"})
         say(json.dumps(session.endpoint))
         poller = zmq.Poller()
         for pollable in [0, *session.pollables()]:
@@ -103,7 +105,13 @@ def main() -> None:
             prefill.turn()
             for event in prefill.events:
                 say(repr(event))
+                if "ahead" in gates and isinstance(event, Handshaken):
+                    prefill.send_ahead(event.room, ranks.LAYOUT.block_size)
+                    gates = {"sent ahead"}
             prefill.events.clear()
+            if "sent ahead" in gates and not session.statistics().writing:
+                say("gate ahead")
+                gates = set()
 
 
 if __name__ == "__main__":

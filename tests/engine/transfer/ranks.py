@@ -24,6 +24,7 @@ from pdcore.engine.transfer.orders import (
     PrefillGroup,
     PrefillPeer,
     Send,
+    SendAhead,
     TokenLogprobs,
 )
 from pdcore.engine.transfer.receiving import ReceivingSession
@@ -159,11 +160,17 @@ class Prefill:
         order = Expect(room=room, expected_peer=peer, prompt_len=tokens, remaining_ms=int(within_s * 1000))
         self.session.obey(order, self.clock.now())
 
-    def send(self, room: int, tokens: int, aux: TokenLogprobs | None = None) -> None:
+    def send(self, room: int, tokens: int, aux: TokenLogprobs | None = None, *, first: bool = True) -> None:
         """Blocks room, room+1, … (mod the pool); the first token is the room."""
-        needed = LAYOUT.blocks_for(tokens)
-        blocks = tuple((room + i) % SOURCE_BLOCKS for i in range(needed))
-        order = Send(room=room, blocks=(blocks,), first_token=room, kv_len=tokens, aux=aux)
+        blocks = (source_blocks(room, tokens),)
+        order = Send(room=room, blocks=blocks, first_token=room, kv_len=tokens, aux=aux, first=first)
+        self.session.obey(order, self.clock.now())
+
+    def send_ahead(self, room: int, computed: int, *, first: bool = True) -> None:
+        """The same for what is computed of the prompt."""
+        tokens = tokens_of(room)
+        blocks = (source_blocks(room, tokens),)
+        order = SendAhead(room=room, blocks=blocks, kv_len=tokens, computed=computed, first=first)
         self.session.obey(order, self.clock.now())
 
     def fail(self, room: int, code: ErrorCode = "cancelled", message: str = "the client left") -> None:
@@ -216,6 +223,11 @@ class Decode:
         """The distinct byte values in one block."""
         size = self.session.region_buffer.nbytes // DECODE_BLOCKS
         return set(self.session.region_buffer[index * size : (index + 1) * size])
+
+
+def source_blocks(room: int, tokens: int) -> tuple[int, ...]:
+    """Where the prompt of ``room`` lies in a prefill rank's memory."""
+    return tuple((room + i) % SOURCE_BLOCKS for i in range(LAYOUT.blocks_for(tokens)))
 
 
 def tokens_of(room: int) -> int:

@@ -1,7 +1,8 @@
 """Every way to end a hand-off, in every state that the table has, on either side, while another one runs.
 
-The states come from the table, and so does the way into each of them: a new state or event is covered by itself, or
-this file says that it does not know how to get there.
+The states come from the table, and so does every way into each of them: a new state or event is covered by itself, or
+this file says that it does not know how to get there. Where a state holds between two writes as well as during one,
+both are tried.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -138,24 +139,63 @@ def handshaken(stage: Stage) -> None:
     stage.until(lambda: stage.prefill.session.state(ROOM) is TransferState.WAITING_FOR_INPUT)
 
 
-def started(stage: Stage) -> None:
-    stage.prefill.send(ROOM, ranks.tokens_of(ROOM))
+def begun_ahead(stage: Stage) -> None:
+    stage.prefill.send_ahead(ROOM, ranks.LAYOUT.block_size)
     stage.sent = True
 
 
-PERFORM = {TransferEvent.HANDSHAKEN: handshaken, TransferEvent.STARTED: started}
+def started(stage: Stage) -> None:
+    stage.prefill.send(ROOM, ranks.tokens_of(ROOM), first=not stage.sent)
+    stage.sent = True
 
 
-def path_to(wanted: TransferState) -> list[TransferEvent]:
-    """The shortest way through the table to a live state."""
+PERFORM = {
+    TransferEvent.HANDSHAKEN: handshaken,
+    TransferEvent.BEGUN_AHEAD: begun_ahead,
+    TransferEvent.STARTED: started,
+}
+
+
+def between_writes(stage: Stage) -> None:
+    """What is under way ends, and nothing else begins."""
+    stage.engine.gate.set()
+    stage.until(lambda: not stage.prefill.session.statistics().writing)
+    stage.engine.gate.clear()
+
+
+HOLD_BETWEEN_WRITES = {TransferState.SENDING_AHEAD}
+
+
+def paths_to(wanted: TransferState) -> list[list[TransferEvent]]:
+    """Every way through the table to a live state."""
     paths: list[tuple[TransferState, list[TransferEvent]]] = [(TransferState.BOOTSTRAPPING, [])]
     for state, path in paths:
-        if state is wanted:
-            return path
-        for event, after in TRANSITIONS[state].items():
-            if not is_final(after):
-                paths.append((after, [*path, event]))
-    raise AssertionError(f"no event leads to {wanted.name}")
+        paths += [
+            (after, [*path, event]) for event, after in TRANSITIONS[state].items() if not is_final(after)
+        ]
+    found = [path for state, path in paths if state is wanted]
+    assert found, f"no event leads to {wanted.name}"
+    return found
+
+
+class Way(NamedTuple):
+    """How to get into a state; ``between`` two writes, where one would be under way."""
+
+    state: TransferState
+    path: list[TransferEvent]
+    between: bool = False
+
+
+def ways() -> Iterator[tuple[str, Way]]:
+    """Every way to be in every live state, by name."""
+    for state in LIVE:
+        for path in paths_to(state):
+            yield "-".join([state.name, *(event.name for event in path[1:-1])]), Way(state, path)
+            if state in HOLD_BETWEEN_WRITES:
+                yield f"{state.name}-between writes", Way(state, path, between=True)
+
+
+WAYS = dict(ways())
 
 
 # The ends
@@ -216,13 +256,14 @@ def test_every_deadline_of_a_live_state_is_among_the_ends() -> None:
     assert set.union(*BY_DEADLINE.values()) <= set(ENDS)
 
 
-@pytest.mark.parametrize(
-    ("state", "end"), [pytest.param(s, e, id=f"{s.name}-{e}") for s, e in product(LIVE, ENDS)]
-)
-def test_every_end_in_every_state(stage: Stage, state: TransferState, end: str) -> None:
-    for event in path_to(state):
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("way", WAYS)
+def test_every_end_in_every_state(stage: Stage, way: str, end: str) -> None:
+    for event in WAYS[way].path:
         PERFORM[event](stage)
-    assert stage.prefill.session.state(ROOM) is state
+    if WAYS[way].between:
+        between_writes(stage)
+    assert stage.prefill.session.state(ROOM) is WAYS[way].state
     ENDS[end](stage)
     others_go_on(stage, end)
     stage.engine.gate.set()

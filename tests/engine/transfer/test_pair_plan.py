@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pdcore.engine.kv.layout import KvEntry, KvGroup, KvLayout, Order
 from pdcore.engine.transfer.mapping import GroupRank, GroupSizes, RankMapping
 from pdcore.engine.transfer.pair_plan import PairPlan
 from pdcore.engine.transfer.plan import RegionShape
 from tests.engine.transfer.block_copies import copy_blocks
-from tests.engine.transfer.kv_worlds import CANARY, World, ranks_of, worlds
+from tests.engine.transfer.kv_worlds import CANARY, LONGEST, World, ranks_of, worlds
 
 pytestmark = pytest.mark.unit
 
@@ -31,6 +33,34 @@ def test_every_byte_lands_once_where_it_belongs_and_nothing_else_is_touched(worl
         expected = world.memory(decode, rank, world.destination_lists, world.live())
         assert np.array_equal(memory, expected)
         assert np.array_equal(writes, expected != CANARY)
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds(), st.lists(st.integers(1, LONGEST)))
+def test_chunks_of_any_length_make_the_same_copies_and_touch_nothing_that_is_not_full(
+    world: World, cuts: list[int]
+) -> None:
+    ends = sorted({cut for cut in cuts if cut < world.kv_len} | {world.kv_len})
+    chunks = [range(start, end) for start, end in pairwise([0, *ends])]
+    decode = world.mapping.decode
+    for rank in ranks_of(decode):
+        memory = np.full(world.shape(decode, rank).nbytes, CANARY, np.int64)
+        writes = np.zeros_like(memory)
+        for source in world.mapping.sources_of(rank):
+            world.hand_over(source, rank, memory, writes, chunks)
+        expected = world.memory(decode, rank, world.destination_lists, world.live())
+        assert np.array_equal(memory, expected)
+        assert np.array_equal(writes, expected != CANARY)
+
+
+def test_a_chunk_writes_the_blocks_that_it_filled() -> None:
+    layout = KvLayout.dense(**DENSE)
+    equal = plan(layout, GroupSizes(1, 1), GroupSizes(1, 1))
+    size, lists = layout.block_bytes, (((4, 5, 6),), ((1, 2, 9),))
+    assert list(equal.copies(*lists, 40, range(31)).rows()) == [(4 * size, 1 * size, size)]
+    assert list(equal.copies(*lists, 40, range(31, 33)).rows()) == [(5 * size, 2 * size, size)]
+    assert list(equal.copies(*lists, 40, range(33, 39)).rows()) == []
+    assert list(equal.copies(*lists, 40, range(39, 40)).rows()) == [(6 * size, 9 * size, size)]
 
 
 DENSE: dict[str, Any] = {

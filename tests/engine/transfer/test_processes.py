@@ -175,7 +175,15 @@ def test_an_abort_while_the_handshake_is_queued_at_a_stopped_prefill(
 
 
 @pytest.mark.parametrize(
-    ("phase", "end"), [("hold", "continued"), ("kv", "continued"), ("slot", "continued"), ("kv", "killed")]
+    ("phase", "end"),
+    [
+        ("hold", "continued"),
+        ("ahead", "continued"),
+        ("ahead", "killed"),
+        ("kv", "continued"),
+        ("slot", "continued"),
+        ("kv", "killed"),
+    ],
 )
 def test_stopped_and_timed_out_in_every_later_phase(
     decode: Decode, clock: ShiftedClock, children: list[Child], runtime_dir: Path, phase: str, end: str
@@ -193,7 +201,7 @@ def test_stopped_and_timed_out_in_every_later_phase(
     assert (failed.handoff, failed.code) == (seq, "deadline_exceeded")
     assert decode.session.statistics().quarantined == 1
     before = changed(decode)
-    assert before == {"hold": set(), "kv": {9}, "slot": {9, 4}}[phase]
+    assert before == {"hold": set(), "ahead": {9}, "kv": {9}, "slot": {9, 4}}[phase]
     for _ in range(20):
         decode.turn()
     assert not has(decode, Drained), "no deadline frees memory"
@@ -215,7 +223,7 @@ def test_stopped_and_timed_out_in_every_later_phase(
     assert changed(decode) == after, "something landed after the drain"
 
 
-@pytest.mark.parametrize("phase", ["hold", "kv", "slot"])
+@pytest.mark.parametrize("phase", ["hold", "ahead", "kv", "slot"])
 def test_killed_in_every_phase_fails_the_room_and_frees_at_once(
     decode: Decode, children: list[Child], runtime_dir: Path, phase: str
 ) -> None:

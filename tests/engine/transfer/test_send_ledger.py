@@ -13,7 +13,7 @@ from pdcore.engine.transfer.links import Pair, Say
 from pdcore.engine.transfer.mapping import GroupRank
 from pdcore.engine.transfer.orders import DecodeGroup, Handshaken, SendFailed, Sent, WriteEnded
 from pdcore.engine.transfer.plan import RegionShape
-from pdcore.engine.transfer.rooms import Count, Effect, Leg, Outcome, Release, StopWrite
+from pdcore.engine.transfer.rooms import Count, Effect, Leg, Outcome, Release, StopWrite, Write
 from pdcore.engine.transfer.send_ledger import SendLedger
 from pdcore.engine.transfer.states import IllegalTransition, TransferState
 from pdcore.engine.transfer.tombs import TOMB_S
@@ -218,7 +218,7 @@ def test_a_second_shake_is_refused_and_the_first_is_undisturbed(token: bytes) ->
     ledger = waiting()
     said = notice(ledger.handshake(shake(2, token=token), 0.0))
     assert (said.seq, said.code, said.drained) == (2, "room_in_use", True)
-    assert ledger.start(ROOM, 20)[0].seq == 1
+    assert ledger.start(ROOM, 20)[0].shake.seq == 1
 
 
 # Checks
@@ -254,7 +254,7 @@ def test_only_a_room_that_waits_for_input_can_start_and_only_once() -> None:
     ledger.handshake(shake(), 0.0)
     with pytest.raises(ValueError, match="KV of 19 tokens"):
         ledger.start(ROOM, 19)
-    assert ledger.start(ROOM, 20)[0].blocks == ((0, 1),)
+    assert ledger.start(ROOM, 20)[0].shake.blocks == ((0, 1),)
     with pytest.raises(IllegalTransition):
         ledger.start(ROOM, 20)
     assert ledger.counts().writing == 1
@@ -515,6 +515,124 @@ def test_nobody_is_silent_who_is_not_waited_for() -> None:
     assert (ledger.tick(800.0), ledger.next_wake()) == ([], 900.0)
 
 
+# Ahead of the rest
+
+CHUNK = 10
+
+
+def ahead() -> SendLedger:
+    """A first chunk is being written over A."""
+    ledger = waiting()
+    [write] = ledger.send_ahead(ROOM, 20, CHUNK)
+    assert (write.shake.seq, write.tokens) == (1, range(CHUNK))
+    return ledger
+
+
+def between_chunks() -> SendLedger:
+    ledger = ahead()
+    assert ledger.write_ended(ROOM, A, "written", "", 0.0) == []
+    return ledger
+
+
+def test_the_rest_is_written_when_the_chunk_before_it_has_ended() -> None:
+    ledger = ahead()
+    assert ledger.start(ROOM, 20) == []
+    assert ledger.state(ROOM) is TransferState.TRANSFERRING
+    [write] = ledger.write_ended(ROOM, A, "written", "", 0.0)
+    assert isinstance(write, Write)
+    assert write.tokens == range(CHUNK, 20)
+    assert ledger.counts().writing == 1
+    assert ledger.write_ended(ROOM, A, "delivered", "", 0.0) == [WriteEnded(room=ROOM), Sent(room=ROOM)]
+    assert nothing_left(ledger)
+
+
+def test_chunks_that_came_during_a_write_go_together() -> None:
+    ledger = ahead()
+    assert ledger.send_ahead(ROOM, 20, 12) == []
+    assert ledger.send_ahead(ROOM, 20, 17) == []
+    [write] = ledger.write_ended(ROOM, A, "written", "", 0.0)
+    assert isinstance(write, Write)
+    assert write.tokens == range(CHUNK, 17)
+
+
+def test_between_two_chunks_nothing_is_written_and_the_source_stays_pinned() -> None:
+    ledger = between_chunks()
+    counts = ledger.counts()
+    assert (counts.writing, counts.pinned, counts.rooms) == (0, 1, 1)
+    assert ledger.state(ROOM) is TransferState.SENDING_AHEAD
+    [write] = ledger.start(ROOM, 20)
+    assert write.tokens == range(CHUNK, 20)
+
+
+@pytest.mark.parametrize("computed", [0, 9, CHUNK, 20, 21])
+def test_what_is_sent_ahead_grows_and_is_never_all(computed: int) -> None:
+    ledger = ahead()
+    with pytest.raises(ValueError, match=f"KV of {computed} of 20 tokens"):
+        ledger.send_ahead(ROOM, 20, computed)
+    assert ledger.counts().writing == 1
+
+
+def test_nothing_is_sent_ahead_before_the_handshake_or_after_the_last_write() -> None:
+    ledger = new()
+    for prepare in (lambda: None, lambda: ledger.expect(ROOM, leg(), 0.0)):
+        prepare()
+        with pytest.raises(IllegalTransition):
+            ledger.send_ahead(ROOM, 20, CHUNK)
+    with pytest.raises(IllegalTransition):
+        writing().send_ahead(ROOM, 20, CHUNK)
+
+
+def test_an_abort_between_two_chunks_drains_at_once_and_lets_the_source_go() -> None:
+    ledger = between_chunks()
+    effects = ledger.abort(abort(), 1.0)
+    assert failure(effects).code == "cancelled"
+    assert [e for e in effects if isinstance(e, WriteEnded)] == [WriteEnded(room=ROOM)]
+    assert effects[-1] == drained()
+    assert (nothing_left(ledger), ledger.counts().pinned) == (True, 0)
+
+
+def test_an_abort_during_a_chunk_waits_for_it() -> None:
+    ledger = ahead()
+    effects = ledger.abort(abort(), 1.0)
+    assert effects[-1] == StopWrite(ROOM, A)
+    assert drained() not in effects
+    assert ledger.counts().pinned == 1
+    assert ledger.has_nothing_to_send(ROOM, 1.0, ahead=True)
+    assert ledger.write_ended(ROOM, A, "written", "", 2.0) == [WriteEnded(room=ROOM), drained()]
+    assert (nothing_left(ledger), ledger.counts().pinned) == (True, 0)
+
+
+@pytest.mark.parametrize("in_doubt", [False, True])
+def test_a_chunk_that_fails_ends_the_room(in_doubt: bool) -> None:
+    ledger = ahead()
+    ledger.send_ahead(ROOM, 20, 15)
+    effects = ledger.write_ended(ROOM, A, "in_doubt" if in_doubt else "failed", "broken", 0.0)
+    assert not [e for e in effects if isinstance(e, Write)], "nothing follows a write that failed"
+    assert (failure(effects).code, failure(effects).message) == ("prefill_failed", "broken")
+    assert (notice(effects).drained, notice(effects).in_doubt) == (not in_doubt, in_doubt)
+    assert (WriteEnded(room=ROOM) in effects) is not in_doubt
+    assert ledger.has_nothing_to_send(ROOM, 0.0)
+    if in_doubt:
+        assert ledger.lost(A, 0.0) == [Release(A), WriteEnded(room=ROOM)]
+    assert ledger.counts().pinned == 0
+
+
+def test_decodes_death_between_two_chunks_lets_the_source_go() -> None:
+    ledger = between_chunks()
+    effects = ledger.lost(A, 0.0)
+    assert done(effects) == [failure(effects), WriteEnded(room=ROOM), Release(A)]
+    assert nothing_left(ledger)
+
+
+def test_a_rank_that_nobody_asks_waits_for_the_last_order() -> None:
+    ledger = new()
+    ledger.expect(ROOM, leg(None), 0.0)
+    assert ledger.has_nothing_to_send(ROOM, 0.0, ahead=True)
+    assert ledger.counts().rooms == 1
+    assert ledger.has_nothing_to_send(ROOM, 0.0)
+    assert nothing_left(ledger)
+
+
 # Many destinations
 
 
@@ -539,7 +657,7 @@ def both_waiting() -> SendLedger:
 
 def both_writing() -> SendLedger:
     ledger = both_waiting()
-    assert {one.link.token for one in ledger.start(ROOM, 20)} == {A, B}
+    assert {one.shake.link.token for one in ledger.start(ROOM, 20)} == {A, B}
     return ledger
 
 
@@ -606,6 +724,28 @@ def test_one_write_in_doubt_pins_the_source_after_the_others_ended() -> None:
     assert ledger.lost(B, 0.0) == [Release(B)]
     assert ledger.lost(A, 0.0) == [Release(A), WriteEnded(room=ROOM)]
     assert ledger.counts().pinned == 0
+
+
+def test_each_destination_gets_the_next_chunk_when_its_own_write_has_ended() -> None:
+    ledger = both_waiting()
+    ledger.send_ahead(ROOM, 20, CHUNK)
+    ledger.write_ended(ROOM, A, "written", "", 0.0)
+    [to_a] = ledger.start(ROOM, 20)
+    assert (to_a.shake.link.token, to_a.tokens) == (A, range(CHUNK, 20))
+    ledger.write_ended(ROOM, A, "delivered", "", 0.0)
+    [to_b] = ledger.write_ended(ROOM, B, "written", "", 0.0)
+    assert isinstance(to_b, Write)
+    assert (to_b.shake.link.token, to_b.tokens) == (B, range(CHUNK, 20))
+    assert ledger.write_ended(ROOM, B, "delivered", "", 0.0) == [WriteEnded(room=ROOM), Sent(room=ROOM)]
+
+
+def test_a_chunk_that_fails_stops_the_other_destinations_chunk_and_unpins_last() -> None:
+    ledger = both_waiting()
+    ledger.send_ahead(ROOM, 20, CHUNK)
+    effects = ledger.write_ended(ROOM, A, "failed", "refused", 0.0)
+    assert effects[-1] == StopWrite(ROOM, B)
+    assert ledger.write_ended(ROOM, B, "written", "", 0.0) == [WriteEnded(room=ROOM), drained(1, B)]
+    assert nothing_left(ledger)
 
 
 def test_two_decode_groups_cannot_share_a_room() -> None:

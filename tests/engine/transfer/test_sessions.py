@@ -82,6 +82,56 @@ def test_kv_arrives_block_by_block_and_nothing_else_changes(pair: Pair) -> None:
     pair.assert_idle()
 
 
+def test_full_blocks_arrive_ahead_and_nothing_is_said_before_the_slot(pair: Pair) -> None:
+    pair.prefill.sends = False
+    handoff = pair.hand_off(3, (9, 4, 20))
+    pair.until(lambda: has(pair.prefill, Handshaken))
+    pair.prefill.send_ahead(3, 7)
+    pair.until(lambda: pair.decode.block(9) == {4})
+    pair.until(lambda: not pair.prefill.session.statistics().writing)
+    assert (pair.decode.events, pair.decode.block(4)) == ([], {CANARY})
+    assert pair.prefill.session.statistics().pinned == 1
+    pair.prefill.send(3, 8, first=False)
+    pair.until(lambda: has(pair.decode, Arrived) and has(pair.prefill, Sent))
+    assert pair.decode.events == [Arrived(handoff=handoff, first_token=3, kv_len=8)]
+    assert pair.prefill.events == [Handshaken(room=3, decode=GROUP), WriteEnded(room=3), Sent(room=3)]
+    assert (pair.decode.block(9), pair.decode.block(4)) == ({4}, {5})
+    assert all(pair.decode.block(b) == {CANARY} for b in range(DECODE_BLOCKS) if b not in (9, 4))
+    pair.assert_idle()
+
+
+def test_an_abort_between_two_chunks_drains_and_later_orders_say_nothing(pair: Pair) -> None:
+    pair.prefill.sends = False
+    handoff = pair.hand_off(3, (9, 4))
+    pair.until(lambda: has(pair.prefill, Handshaken))
+    pair.prefill.send_ahead(3, 4)
+    pair.until(lambda: pair.decode.block(9) == {4})
+    pair.decode.abort(handoff)
+    pair.until(lambda: has(pair.decode, Drained) and has(pair.prefill, SendFailed))
+    pair.prefill.send_ahead(3, 7, first=False)
+    pair.prefill.send(3, 8, first=False)
+    for _ in range(10):
+        pair.prefill.turn()
+        pair.decode.turn()
+    assert got(pair.prefill, WriteEnded) == [WriteEnded(room=3)]
+    assert pair.decode.block(4) == {CANARY}
+    pair.assert_idle()
+
+
+def test_a_room_that_was_over_before_its_first_chunk_is_let_go_of_once(pair: Pair) -> None:
+    pair.prefill.sends = False
+    handoff = pair.hand_off(3, (9, 4))
+    pair.until(lambda: has(pair.prefill, Handshaken))
+    pair.decode.abort(handoff)
+    pair.until(lambda: has(pair.prefill, SendFailed))
+    pair.prefill.send_ahead(3, 4)
+    pair.prefill.send(3, 8, first=False)
+    pair.prefill.turn()
+    assert got(pair.prefill, WriteEnded) == [WriteEnded(room=3)]
+    assert pair.decode.block(9) == {CANARY}
+    pair.assert_idle()
+
+
 def test_many_rooms_share_few_slots(pair: Pair) -> None:
     waiting, done = list(range(1, 61)), 0
     while done < 60:

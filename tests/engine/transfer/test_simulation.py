@@ -24,6 +24,8 @@ MUST_HAPPEN = {
     "in_doubt",
     "late",
     "sent",
+    "sent ahead",
+    "written",
     "send failed",
     "freed",
     "proven",

@@ -153,6 +153,20 @@ def test_what_a_turn_writes_inline_is_bounded(sender: FaultySender, writers: Wri
     assert writing_thread[3] == threading.get_ident()
 
 
+def test_asking_between_two_turns_what_ended_lets_no_more_be_written_inline(
+    sender: FaultySender, writers: Writers
+) -> None:
+    sender.inline = 8 << 20
+    for room in (1, 2):
+        writers.start(job(room=room, block_bytes=2 << 20))
+    assert [written.job.room for written in writers.ended()] == [1, 2]
+    threads: list[int] = []
+    sender.on_write = lambda: threads.append(threading.get_ident())
+    writers.start(job(room=3, block_bytes=2 << 20))
+    assert ended(writers).job.room == 3
+    assert threads != [threading.get_ident()]
+
+
 @pytest.mark.parametrize("in_doubt", [False, True])
 def test_a_failed_kv_write_says_so_in_the_slot(
     sender: FaultySender, writers: Writers, in_doubt: bool
@@ -243,6 +257,25 @@ def test_an_aux_record_is_written_between_kv_and_slot_and_the_slot_speaks_of_it(
     assert ended(writers).outcome == "delivered"
     assert sender.calls == ["write 2", "aux at 1000", "slot DELIVERED", "ring"]
     assert sender.slots[0].has_aux
+
+
+def test_a_part_that_goes_ahead_leaves_the_slot_alone(sender: FaultySender, writers: Writers) -> None:
+    part = job()
+    part.ahead = True
+    writers.start(part)
+    assert (ended(writers).outcome, sender.calls) == ("written", ["write 2"])
+
+
+@pytest.mark.parametrize("in_doubt", [False, True])
+def test_a_part_that_fails_says_so_in_the_slot(
+    sender: FaultySender, writers: Writers, in_doubt: bool
+) -> None:
+    part = job()
+    part.ahead = True
+    sender.on_write = raising(TransferTimeout("slow", in_doubt=in_doubt))
+    writers.start(part)
+    assert ended(writers).outcome == ("in_doubt" if in_doubt else "failed")
+    assert sender.slots[0].status is (SlotStatus.IN_DOUBT if in_doubt else SlotStatus.FAILED)
 
 
 def test_a_probe_is_its_record_alone(sender: FaultySender, writers: Writers) -> None:

@@ -35,6 +35,7 @@ from pdcore.engine.transfer.orders import (
     PrefillEvent,
     PrefillGroup,
     Send,
+    SendAhead,
     SendFailed,
     Sent,
     WriteEnded,
@@ -58,6 +59,8 @@ class Group:
     consensus: PrefillConsensus
     legs: list[Expect] = field(default_factory=list)
     kv_len: dict[int, int] = field(default_factory=dict)
+    computing: dict[int, int] = field(default_factory=dict)  # room -> tokens that are there
+    let_go: set[tuple[GroupRank, int]] = field(default_factory=set)  # whose source a rank has let go of
     alive: bool = True
     fenced: set[GroupRank] = field(default_factory=set)
 
@@ -270,31 +273,54 @@ class World:
             self.order(group, order)
         if self.rng.random() < 0.03:
             room = self.rng.randint(1, self.rooms + 3)
+            group.computing.pop(room, None)
             group.consensus.fail(room)
             self.order(group, Fail(room=room, code="cancelled", message=""))
+        for room in list(group.computing):
+            if self.rng.random() < 0.6:
+                self.compute(group, room)
         for rank, prefill in group.ranks.items():
             while prefill.events and self.rng.random() < 0.7:
-                for word in group.consensus.hear(_position(rank), prefill.events.popleft()):
+                event = prefill.events.popleft()
+                if isinstance(event, WriteEnded):
+                    assert (rank, event.room) not in group.let_go, "let go of twice"
+                    group.let_go.add((rank, event.room))
+                for word in group.consensus.hear(_position(rank), event):
                     self.led(group, word)
 
     def led(self, group: Group, word: PrefillEvent | Fail) -> None:
         match word:
             case Handshaken(room=room):
-                group.consensus.send(room)
-                self.order(
-                    group, Send(room=room, blocks=((0, 1, 2),), first_token=room, kv_len=group.kv_len[room])
-                )
+                group.computing[room] = 0
+                self.compute(group, room)
             case Fail():
                 self.order(group, word)
             case Sent():
                 self.seen["sent"] += 1
-            case SendFailed():
+            case SendFailed(room=room):
                 self.seen["send failed"] += 1
+                group.computing.pop(room, None)
             case WriteEnded(room=room):
                 for prefill in group.ranks.values():
                     assert room not in prefill.reading, "unpinned under a write"
 
-    def order(self, group: Group, order: Expect | Send | Fail) -> None:
+    def compute(self, group: Group, room: int) -> None:
+        """A chunk more of the prompt, or all that is left."""
+        before, kv_len = group.computing[room], group.kv_len[room]
+        group.consensus.send(room)
+        if self.rng.random() < 0.5 or before >= kv_len - 1:
+            del group.computing[room]
+            self.order(
+                group, Send(room=room, blocks=((0, 1, 2),), first_token=room, kv_len=kv_len, first=not before)
+            )
+            return
+        group.computing[room] = computed = self.rng.randint(before + 1, kv_len - 1)
+        self.order(
+            group,
+            SendAhead(room=room, blocks=((0, 1, 2),), kv_len=kv_len, computed=computed, first=not before),
+        )
+
+    def order(self, group: Group, order: Expect | SendAhead | Send | Fail) -> None:
         for prefill in group.ranks.values():
             prefill.orders.append(order)
 
@@ -363,7 +389,8 @@ class World:
         counts = [prefill.ledger.counts() for group in self.groups for prefill in group.ranks.values()]
         busy = any(count.rooms or count.stashed or count.writing for count in counts)
         orders = any(decode.orders or decode.events for decode in self.decodes.values())
-        return not (waits or busy or orders or self.running or any(group.legs for group in self.groups))
+        computing = any(group.legs or group.computing for group in self.groups)
+        return not (waits or busy or orders or self.running or computing)
 
     def settle(self) -> None:
         """No more loss, no more requests: all ends by itself, but for what is in doubt; the fence ends that."""

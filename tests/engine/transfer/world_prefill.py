@@ -11,18 +11,21 @@ from pdcore.engine.transfer import slot as slots
 from pdcore.engine.transfer import wire
 from pdcore.engine.transfer.links import Say
 from pdcore.engine.transfer.mapping import GroupRank, RankMapping
-from pdcore.engine.transfer.orders import Expect, Fail, PrefillEvent, Send, WriteEnded
-from pdcore.engine.transfer.rooms import Count, Effect, Leg, Outcome, Release, StopWrite
+from pdcore.engine.transfer.orders import Expect, Fail, PrefillEvent, Send, SendAhead, WriteEnded
+from pdcore.engine.transfer.rooms import Count, Effect, Leg, Outcome, Release, StopWrite, Write
 from pdcore.engine.transfer.send_ledger import SendLedger
 from pdcore.engine.transfer.slot import Slot, SlotStatus
 from tests.engine.transfer.world_decode import DecodeRank
 
+TOKENS = 10
+"""Of one block."""
 PLANS = ["ok"] * 6 + ["fails", "fails quietly", "fails early", "kv in doubt", "slot in doubt"]
 
 
 @dataclass(kw_only=True)
 class Job:
-    """One room's write into one decode rank: ``plan`` is decided when it starts, ``landing`` are blocks under way."""
+    """One of a room's writes into one decode rank: ``plan`` is decided when it starts, ``landing`` are blocks under way.
+    ``ahead``: no slot follows."""
 
     room: int
     token: bytes
@@ -31,6 +34,7 @@ class Job:
     kv_len: int
     blocks: tuple[int, ...]
     plan: str
+    ahead: bool
     landing: list[int] = field(default_factory=list)
     begun: bool = False
     stopped: bool = False
@@ -49,11 +53,12 @@ class PrefillRank:
     stopped: int = 0
     up: dict[bytes, deque[wire.ToPrefill]] = field(default_factory=dict)
     down: dict[bytes, deque[wire.ToDecode]] = field(default_factory=dict)
-    orders: deque[Expect | Send | Fail] = field(default_factory=deque)
+    orders: deque[Expect | SendAhead | Send | Fail] = field(default_factory=deque)
     events: deque[PrefillEvent] = field(default_factory=deque)
     jobs: dict[tuple[int, bytes], Job] = field(default_factory=dict)
     late: list[tuple[Job, int | bytes]] = field(default_factory=list)
     reading: set[int] = field(default_factory=set)
+    kv_len: dict[int, int] = field(default_factory=dict)
     released: set[bytes] = field(default_factory=set)
     seen: Counter[str] = field(default_factory=Counter)
 
@@ -70,34 +75,52 @@ class PrefillRank:
                 self.hear(token, messages.popleft(), now)
         self.perform(self.ledger.tick(now))
 
-    def obey(self, order: Expect | Send | Fail, now: float) -> None:
+    def obey(self, order: Expect | SendAhead | Send | Fail, now: float) -> None:
         match order:
             case Expect(room=room, expected_peer=expected, prompt_len=prompt_len):
                 leg = Leg(expected, prompt_len, now + order.remaining_ms / 1000)
                 self.perform(self.ledger.expect(room, leg, now))
             case Fail(room=room, code=code, message=message):
                 self.perform(self.ledger.fail(room, code, message, now))
-            case Send():
+            case SendAhead() | Send():
                 self.send(order, now)
 
-    def send(self, order: Send, now: float) -> None:
-        if self.ledger.has_nothing_to_send(order.room, now):
-            self.events.append(WriteEnded(room=order.room))
+    def send(self, order: SendAhead | Send, now: float) -> None:
+        ahead = isinstance(order, SendAhead)
+        if self.ledger.has_nothing_to_send(order.room, now, ahead=ahead):
+            if order.first:
+                self.events.append(WriteEnded(room=order.room))
             return
         self.reading.add(order.room)
-        for shake in self.ledger.start(order.room, order.kv_len):
-            count, cp = len(shake.blocks[0]), self.mapping.prefill.cp
-            part = shake.blocks[0][count * self.rank.cp // cp : count * (self.rank.cp + 1) // cp]
-            token = shake.link.token
-            self.jobs[order.room, token] = Job(
-                room=order.room,
-                token=token,
-                seq=shake.seq,
-                slot=shake.slot,
-                kv_len=order.kv_len,
-                blocks=part,
-                plan=self.rng.choice(PLANS),
-            )
+        self.kv_len[order.room] = order.kv_len
+        if isinstance(order, SendAhead):
+            self.seen["sent ahead"] += 1
+            self.perform(self.ledger.send_ahead(order.room, order.kv_len, order.computed))
+        else:
+            self.perform(self.ledger.start(order.room, order.kv_len))
+
+    def begin(self, write: Write) -> None:
+        shake, kv_len = write.shake, self.kv_len[write.room]
+        count, cp = len(shake.blocks[0]), self.mapping.prefill.cp
+        mine = range(count * self.rank.cp // cp, count * (self.rank.cp + 1) // cp)
+        last = write.tokens.stop == kv_len
+        stop = count if last else write.tokens.stop // TOKENS
+        token = shake.link.token
+        assert (write.room, token) not in self.jobs, "two writes of a room over one link"
+        self.jobs[write.room, token] = Job(
+            room=write.room,
+            token=token,
+            seq=shake.seq,
+            slot=shake.slot,
+            kv_len=kv_len,
+            blocks=tuple(
+                shake.blocks[0][position]
+                for position in range(write.tokens.start // TOKENS, stop)
+                if position in mine
+            ),
+            plan=self.rng.choice(PLANS),
+            ahead=not last,
+        )
 
     def hear(self, token: bytes, message: wire.ToPrefill, now: float) -> None:
         if not self.ledger.heard(token, now):
@@ -116,6 +139,8 @@ class PrefillRank:
                 case Say(token=token, message=message):
                     if not self.lose():
                         self.down[token].extend([message] * (1 + self.lose()))
+                case Write():
+                    self.begin(effect)
                 case StopWrite(room=room, token=token):
                     self.jobs[room, token].stopped = True
                 case Release(token=token):
@@ -165,6 +190,8 @@ class PrefillRank:
             self.land(job, job.landing.pop(), now)
         elif job.stopped:
             self.end(job, "failed", now)
+        elif job.ahead:
+            self.end(job, "written", now)
         elif job.plan == "slot in doubt":
             if self.rng.random() < 0.7:
                 self.late.append((job, self.record(job, SlotStatus.DELIVERED)))
