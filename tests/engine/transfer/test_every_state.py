@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from pdcore.engine.transfer.memory import on_host
 from pdcore.engine.transfer.orders import (
     Arrived,
     Drained,
@@ -22,7 +23,7 @@ from pdcore.engine.transfer.orders import (
     Sent,
     WriteEnded,
 )
-from pdcore.engine.transfer.plan import WriteOps
+from pdcore.engine.transfer.plan import Buffer, WriteOps
 from pdcore.engine.transfer.shm import ShmEngine
 from pdcore.engine.transfer.shm_sender import ShmSender
 from pdcore.engine.transfer.states import (
@@ -72,8 +73,8 @@ class GatedEngine(ShmEngine):
 
     gate: threading.Event
 
-    def sender(self, source: memoryview, runtime_dir: Path) -> GatedSender:
-        return GatedSender(source, runtime_dir, self.gate)
+    def sender(self, source: Buffer, runtime_dir: Path) -> GatedSender:
+        return GatedSender(on_host(source), runtime_dir, self.gate)
 
 
 def gated() -> GatedEngine:
