@@ -15,7 +15,8 @@ from pdcore.engine.transfer.staging import Blocks, copy, tensor_over
 
 
 class StagedSide:
-    """A decode rank's side whose region is the mirror of ``pool``.
+    """A decode rank's side whose region is the mirror of ``pool``. ``poll`` takes as long as its copies, and waits for
+    nobody else.
 
     Mutable: ``_opened``, the block lists of hand-offs that have neither arrived nor drained.
     """

@@ -66,6 +66,11 @@ class DevicePages:
         """See :func:`bound`."""
         return bound(self._device)
 
+    def settle(self) -> None:
+        """See :class:`pdcore.engine.transfer.pages.Pages`."""
+        with self.bound():
+            torch.get_device_module(self._device).synchronize()
+
 
 class DeviceRecords:
     """See :class:`pdcore.engine.transfer.records.Records`: a copy of what is watched, made by ``refresh``."""
@@ -90,13 +95,11 @@ class DeviceRecords:
         watched = [there[:size] for there, size in zip(self._there, sizes, strict=True) if size]
         if not watched:
             return
-        copied = memoryview(self._copy(torch.cat(watched) if len(watched) > 1 else watched[0]).numpy())
+        together = torch.cat(watched) if len(watched) > 1 else watched[0]
+        copied = memoryview(together.to("cpu", copy=True).numpy())
         for here, size in zip((self.slots, self._aux, self.probes), sizes, strict=True):
             here[:size] = copied[:size]
             copied = copied[size:]
-
-    def _copy(self, there: Tensor) -> Tensor:
-        return there.to("cpu", copy=True)
 
 
 class DeviceRegion(Region):

@@ -96,6 +96,7 @@ class LibrarySender:
         except ValueError as error:
             raise RejectedByPeer(str(error), in_doubt=False) from error
         if len(ops):
+            self._memory.settle()
             sources = (ops.src_off + self._base).tolist()
             self._call(target, sources, (ops.dst_off + target.base).tolist(), ops.length.tolist())
 

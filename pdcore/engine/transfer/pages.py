@@ -1,4 +1,5 @@
-"""Memory for single records on their way to decode, of the kind that KV is read from: a library may reach no other."""
+"""Memory for single records on their way to decode, of the kind that KV is read from: a library may reach no other. And
+what a thread owes that kind before a library reads it."""
 
 from __future__ import annotations
 
@@ -26,6 +27,10 @@ class Pages(Protocol):
         """Within it the memory's device is the calling thread's: libraries ask the thread which one to use."""
         ...
 
+    def settle(self) -> None:
+        """Wait until everything that the device was told to compute is in memory; a library reads past its queue."""
+        ...
+
 
 class HostPages:
     """See :class:`Pages`."""
@@ -42,6 +47,9 @@ class HostPages:
     def bound(self) -> AbstractContextManager[object]:
         """Nothing to do."""
         return nullcontext()
+
+    def settle(self) -> None:
+        """Nothing to do: the CPU has computed what it was told when it returns."""
 
 
 def pages_beside(source: Buffer) -> Pages:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 import torch
@@ -152,6 +152,26 @@ def test_kv_slot_and_logprobs_land_on_the_device_and_a_tick_reads_them_in_one_co
     }
     pair.turn()
     assert (set(pair.copies), pair.copies[-1]) == ({0, 1}, 0), "nothing is read where nothing is waited for"
+
+
+def test_a_library_reads_what_was_computed_and_not_what_is_queued(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that does not sample returns from a step before its device has done it."""
+    order: list[str] = []
+    plain = Machine.write
+
+    def write(machine: Machine, *rest: Any) -> bool:
+        order.append("read")
+        return plain(machine, *rest)
+
+    monkeypatch.setattr(torch.cpu, "synchronize", lambda: order.append("settled"))
+    monkeypatch.setattr(Machine, "write", write)
+    pair.hand_off(3, (9, 4))
+    pair.until(lambda: ranks.got(pair.prefill, Handshaken))
+    pair.prefill.send(3, 8)
+    pair.until(lambda: pair.arrived)
+    assert order == ["settled", "read", "read"], "KV, then its slot"
 
 
 def test_slots_aux_records_and_probes_come_with_one_copy_of_what_is_watched() -> None:

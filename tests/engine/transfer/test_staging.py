@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,8 @@ from pdcore.clock import SystemClock
 from pdcore.engine.kv.layout import KvEntry, KvGroup, KvLayout
 from pdcore.engine.staged_side import StagedSide
 from pdcore.engine.transfer import staging
+from pdcore.engine.transfer.engine import TransferEngine
+from pdcore.engine.transfer.mapping import GroupRank, GroupSizes
 from pdcore.engine.transfer.memory import address_of, free_on_host, on_host
 from pdcore.engine.transfer.orders import (
     AbortHandoff,
@@ -23,7 +26,7 @@ from pdcore.engine.transfer.orders import (
     Drained,
     Handshaken,
     Open,
-    PrefillPeer,
+    PrefillGroup,
     SendFailed,
     Sent,
     SideEvent,
@@ -66,21 +69,23 @@ ENGINES: dict[str, Callable[[], ShmEngine | TcpEngine]] = {
 class Decode:
     """A decode rank whose pool is ``device``. Both memories are full of canaries when it starts."""
 
-    def __init__(self, session: ReceivingSession, device: Tensor) -> None:
-        self.session, self.device = session, device
+    def __init__(self, session: ReceivingSession, shape: RegionShape = TARGET) -> None:
+        self.session = session
+        self._size = shape.layout.block_bytes
+        self.device = filled([CANARY] * DECODE_BLOCKS, self._size)
         self.mirror = on_host(session.region_buffer)
         self.mirror[:] = bytes([CANARY + 1]) * self.mirror.nbytes
-        self.side = StagedSide(session, TARGET, self.mirror, device)
+        self.side = StagedSide(session, shape, self.mirror, self.device)
         self.clock = SystemClock()
         self.events: list[SideEvent] = []
         self.handoffs = 0
 
-    def open(self, room: int, peer: PrefillPeer, blocks: tuple[int, ...]) -> int:
+    def open(self, room: int, prefill: PrefillGroup, blocks: tuple[int, ...]) -> int:
         self.handoffs += 1
         order = Open(
             handoff=self.handoffs,
             room=room,
-            prefill=ranks.group_of(peer),
+            prefill=prefill,
             blocks=(blocks,),
             prompt_len=tokens_of(room),
             remaining_ms=20_000,
@@ -95,7 +100,7 @@ class Decode:
         self.events += self.side.poll(self.clock.now())
 
     def block(self, index: int) -> set[int]:
-        return set(self.device[index * BLOCK : (index + 1) * BLOCK].tolist())
+        return set(self.device[index * self._size : (index + 1) * self._size].tolist())
 
     def has(self, kind: type[SideEvent]) -> bool:
         return any(isinstance(event, kind) for event in self.events)
@@ -112,7 +117,8 @@ class Pair:
 
     def hand_off(self, room: int, blocks: tuple[int, ...]) -> int:
         self.prefill.expect(room, tokens_of(room))
-        return self.decode.open(room, ranks.peer_at(self.prefill.session.endpoint), blocks)
+        peer = ranks.peer_at(self.prefill.session.endpoint)
+        return self.decode.open(room, ranks.group_of(peer), blocks)
 
     def until(self, check: Callable[[], object]) -> None:
         def turned() -> object:
@@ -130,30 +136,47 @@ def arrived(pair: Pair, count: int) -> bool:
     return len(pair.decode.events) == count
 
 
+def sending(
+    context: Context,
+    directory: Path,
+    engine: TransferEngine,
+    source: Tensor,
+    sizes: GroupSizes = ONE,
+    rank: GroupRank = ranks.ALONE,
+) -> SendingSession:
+    """An unopened prefill rank whose pool is ``source``."""
+    shape = RegionShape(LAYOUT.shard(sizes.tp, rank.tp), (SOURCE_BLOCKS,))
+    return SendingSession(
+        layout=LAYOUT,
+        blocks=(SOURCE_BLOCKS,),
+        source=source,
+        sizes=sizes,
+        identity=RankIdentity(instance_id="p", incarnation="p1", tp=rank.tp),
+        engine=StagedEngine(engine, shape),
+        bind_ip="127.0.0.1",
+        runtime_dir=directory,
+        context=context,
+        clock=SystemClock(),
+        threads=2,
+    )
+
+
 @pytest.fixture(params=list(ENGINES))
 def pair(request: pytest.FixtureRequest, context: Context, runtime_dir: Path) -> Iterator[Pair]:
     traffic = Traffic()
-    memory = filled([block + 1 for block in range(SOURCE_BLOCKS)], BLOCK)
+    memory = numbered(BLOCK)
     engine = ENGINES[request.param]()
     with (
-        SendingSession(
-            layout=LAYOUT,
-            blocks=(SOURCE_BLOCKS,),
-            source=on_fake_device(memory, traffic),
-            sizes=ONE,
-            identity=RankIdentity(instance_id="p", incarnation="p1"),
-            engine=StagedEngine(engine, SOURCE),
-            bind_ip="127.0.0.1",
-            runtime_dir=runtime_dir,
-            context=context,
-            clock=SystemClock(),
-            threads=2,
-        ) as sending,
-        ranks.receiving(context, engine=engine) as receiving,
+        sending(context, runtime_dir, engine, on_fake_device(memory, traffic)) as prefill,
+        ranks.receiving(context, engine=engine) as decode,
     ):
-        decode = Decode(receiving, filled([CANARY] * DECODE_BLOCKS, BLOCK))
-        yield Pair(Prefill(sending), decode, memory, traffic)
+        yield Pair(Prefill(prefill), Decode(decode), memory, traffic)
         traffic.gate.set()
+
+
+def numbered(size: int) -> Tensor:
+    """A prefill rank's memory: every block filled with its own number + 1."""
+    return filled([block + 1 for block in range(SOURCE_BLOCKS)], size)
 
 
 def test_kv_goes_from_device_to_device_and_nothing_else_changes(pair: Pair) -> None:
@@ -226,6 +249,44 @@ def test_an_open_that_is_refused_is_not_remembered(pair: Pair) -> None:
     pair.until(lambda: len([e for e in pair.decode.events if isinstance(e, Arrived)]) == ranks.SLOTS)
     pair.until(lambda: pair.decode.has(Drained))
     assert pair.decode.side._opened == {}
+
+
+@pytest.mark.parametrize(("prefill_tp", "decode_tp"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_ranks_that_hold_different_heads_pass_on_whole_blocks(
+    context: Context, runtime_dir: Path, engine: str, prefill_tp: int, decode_tp: int
+) -> None:
+    """A rank's writes touch parts of each block, and every part of it has to be on the other device in the end."""
+    before, after = GroupSizes(1, prefill_tp), GroupSizes(1, decode_tp)
+    with ExitStack() as stack:
+        prefills, decodes = [], []
+        for tp in range(prefill_tp):
+            (directory := runtime_dir / str(tp)).mkdir(mode=0o700)
+            source = numbered(LAYOUT.shard(prefill_tp, tp).block_bytes)
+            session = sending(context, directory, ENGINES[engine](), source, before, GroupRank(0, tp))
+            prefills.append(Prefill(stack.enter_context(session)))
+        for tp in range(decode_tp):
+            receiving = ranks.receiving(context, engine=ENGINES[engine](), sizes=after, rank=GroupRank(0, tp))
+            shape = RegionShape(LAYOUT.shard(decode_tp, tp), (DECODE_BLOCKS,))
+            decodes.append(Decode(stack.enter_context(receiving), shape))
+        peers = [
+            ranks.peer_at(prefill.session.endpoint, rank=GroupRank(0, tp))
+            for tp, prefill in enumerate(prefills)
+        ]
+        for prefill in prefills:
+            prefill.expect(3, tokens_of(3))
+        for decode in decodes:
+            decode.open(3, ranks.group_of(*peers, sizes=before), (9, 4))
+
+        def turned() -> bool:
+            for rank in (*prefills, *decodes):
+                rank.turn()
+            return all(decode.has(Arrived) for decode in decodes)
+
+        eventually_now(turned, 10)
+        for decode in decodes:
+            assert (decode.block(9), decode.block(4)) == ({4}, {5})
+            assert all(decode.block(b) == {CANARY} for b in range(DECODE_BLOCKS) if b not in (9, 4))
 
 
 def two_groups() -> RegionShape:
