@@ -279,8 +279,10 @@ def test_ranks_that_hold_different_heads_pass_on_whole_blocks(
             decode.open(3, ranks.group_of(*peers, sizes=before), (9, 4))
 
         def turned() -> bool:
-            for rank in (*prefills, *decodes):
-                rank.turn()
+            for prefill in prefills:
+                prefill.turn()
+            for decode in decodes:
+                decode.turn()
             return all(decode.has(Arrived) for decode in decodes)
 
         eventually_now(turned, 10)
