@@ -51,6 +51,7 @@ from tests.engine.transfer.ranks import (
     Prefill,
     got,
     has,
+    run,
     tokens_of,
 )
 from tests.support.eventually import eventually_now
@@ -219,6 +220,24 @@ def test_a_hand_off_given_up_leaves_the_device_alone(pair: Pair) -> None:
     assert pair.untouched_but()
     assert pair.reads.to_host == 0
     assert pair.decode.side._opened == {}
+
+
+def test_what_lands_in_the_mirror_after_an_abort_stays_there(pair: Pair) -> None:
+    """KV and slot are written, and decode gives the hand-off up before it looks: its blocks are the next one's."""
+    pair.prefill.sends = False
+    handoff = pair.hand_off(3, (9, 4))
+    pair.until(lambda: has(pair.prefill, Handshaken))
+    pair.prefill.send(3, 8)
+    run(lambda: has(pair.prefill, Sent), pair.prefill)
+    assert set(pair.decode.mirror[9 * BLOCK : 10 * BLOCK]) == {4}
+    pair.decode.abort(handoff)
+    pair.until(lambda: pair.decode.has(Drained))
+    assert pair.untouched_but()
+    pair.prefill.sends = True
+    pair.hand_off(7, (4, 20))
+    pair.until(lambda: pair.decode.has(Arrived))
+    assert (pair.decode.block(4), pair.decode.block(20)) == ({8}, {9})
+    assert pair.untouched_but(4, 20)
 
 
 def test_blocks_are_not_let_go_of_while_a_copy_reads_them(pair: Pair) -> None:
