@@ -7,7 +7,7 @@ ROUNDS ?= 1
 PARALLEL ?= -n 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system mooncake demo up test check shape test-cluster soak bench bench-affinity bench-affinity-live bench-engine bench-models bench-registry bench-router
+.PHONY: help setup system mooncake demo up test check shape test-cluster test-device soak bench bench-affinity bench-affinity-live bench-engine bench-models bench-registry bench-router
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -35,6 +35,9 @@ shape: setup
 test: setup system ## everything that needs no accelerator and no hours (ARGS=... for pytest)
 	@$(BIN)/pdcore demo-model
 	@OMP_NUM_THREADS=1 $(PYTEST) -m "not cluster and not device" $(PARALLEL) $(ARGS)
+
+test-device: setup system ## what needs an NPU or a CUDA device; skips, with the reason, what is not there
+	@$(PYTEST) -m device $(ARGS)
 
 mooncake: setup # the transfer engine that is an extra, and what it and its network namespaces need
 	@scripts/install_system.sh cluster

@@ -20,6 +20,7 @@ import zmq
 
 from bench.figures import Figure, limit, quantile
 from pdcore.clock import SystemClock
+from pdcore.engine.device import HOST
 from pdcore.engine.handoffs import Handoffs
 from pdcore.engine.kv.layout import KvLayout
 from pdcore.engine.leader_link import LeaderLink
@@ -233,6 +234,7 @@ def _around(
             runtime_dir=str(directory),
             **SPEC,
         ),
+        device=HOST,
         stack=stack,
         context=context,
         layout=LAYOUT,

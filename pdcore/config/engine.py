@@ -141,7 +141,12 @@ ENGINE: Final = (
         default="10",
         metavar="SECONDS",
     ),
-    Setting(name="device", help="auto, cpu or npu.", parse=one_of("auto", "cpu", "npu"), default="auto"),
+    Setting(
+        name="device",
+        help="auto, cpu, npu or cuda.",
+        parse=one_of("auto", "cpu", "npu", "cuda"),
+        default="auto",
+    ),
     Setting(
         name="dtype",
         help="float32 or bfloat16; computing and KV cache.",

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 
 from pdcore.engine.device import Device
+from pdcore.engine.interfaces import interface_with
 from pdcore.engine.placement import Sizes
 from pdcore.errors import CollectiveFailed
 from pdcore.topology.keys import RankPosition
@@ -207,10 +208,13 @@ def _members(sizes: Sizes) -> Iterator[tuple[str, tuple[RankPosition, ...]]]:
 
 def _backend(device: Device, ip: str) -> str:
     """The name of the backend that handles ``device``'s tensors and listens on ``ip``."""
-    if device.kind == "cpu":
+    if device.is_host:
         return _gloo_on(ip)
-    os.environ.setdefault("HCCL_IF_IP", ip)  # hccl reads it when its first group is made, and nothing else
-    return "hccl"
+    # hccl and nccl read these when their first group is made, and nothing else
+    os.environ.setdefault("HCCL_IF_IP", ip)
+    if (name := interface_with(ip)) is not None:
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
+    return device.collectives
 
 
 @cache

@@ -59,6 +59,11 @@ def read_interfaces() -> tuple[Interface, ...]:
     return tuple(found)
 
 
+def interface_with(address: str) -> str | None:
+    """The name of this machine's interface that has ``address``."""
+    return next((one.name for one in read_interfaces() if address in one.addresses), None)
+
+
 def _only(candidates: Iterable[Interface], shown: Iterable[Interface], whose: str) -> str:
     addresses = [address for one in candidates for address in _addresses(one)]
     if len(addresses) != 1:

@@ -102,6 +102,7 @@ def serve(spec: RankSpec, context: zmq.Context[zmq.Socket[bytes]], leader: Leade
         model = loader.load(directory, config, device, spec.dtype, shard=shard)
         around = Surroundings(
             spec=spec,
+            device=device,
             stack=stack,
             context=context,
             layout=layout,

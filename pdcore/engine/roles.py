@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,7 @@ import zmq
 
 from pdcore.clock import SystemClock
 from pdcore.engine.consensus import DecodeConsensus, Participants, PrefillConsensus
+from pdcore.engine.device import Device
 from pdcore.engine.handoffs import DecodeHandoffs, NoHandoffs, PrefillHandoffs
 from pdcore.engine.kv.block_groups import BlockGroup, BlockGroups
 from pdcore.engine.kv.blocks import Counts
@@ -25,13 +27,17 @@ from pdcore.engine.scheduler.prefill import PrefillScheduler
 from pdcore.engine.scheduler.prefixes import Prefixes
 from pdcore.engine.scheduler.unified import UnifiedScheduler
 from pdcore.engine.sides import NoSide, Side
+from pdcore.engine.staged_side import StagedSide
+from pdcore.engine.transfer.device_memory import DeviceRegion, allocate
 from pdcore.engine.transfer.mapping import GroupSizes, RankMapping, spread_of
 from pdcore.engine.transfer.memfabric_library import Terms
-from pdcore.engine.transfer.memory import private
+from pdcore.engine.transfer.memory import Region, on_host, private
 from pdcore.engine.transfer.offered import OfferedEngines
 from pdcore.engine.transfer.orders import DecodeGroup
+from pdcore.engine.transfer.plan import Buffer, RegionShape
 from pdcore.engine.transfer.receiving import ReceivingSession
 from pdcore.engine.transfer.sending import SendingSession
+from pdcore.engine.transfer.staging import StagedEngine, check_room
 from pdcore.engine.transfer.wire import RankIdentity
 from pdcore.topology.keys import RankPosition
 
@@ -44,7 +50,7 @@ class RoleParts:
     """``memory`` is what the KV pool is built over; the last three go into the rank's record."""
 
     side: Side
-    memory: memoryview
+    memory: Buffer
     rank_ip: str
     rank_port: int | None
     transfer: dict[str, object] = field(default_factory=dict)
@@ -56,6 +62,7 @@ class Surroundings:
     what each of its KV groups has."""
 
     spec: RankSpec
+    device: Device
     stack: ExitStack
     context: zmq.Context[zmq.Socket[bytes]]
     layout: KvLayout
@@ -115,9 +122,21 @@ class Surroundings:
             ),
         )
 
-    def private_memory(self) -> memoryview:
-        """Memory for the pool that no other process can map."""
-        return private(self.pool_bytes, self.engine.caps.alignment)
+    @property
+    def region_shape(self) -> RegionShape:
+        """The pool as transfers see it."""
+        return RegionShape(self.shard, self.group_blocks)
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether KV travels by way of a mirror: the pool is on a device, and some engine reaches the host only."""
+        return not (self.device.is_host or self.engine.caps.reaches_devices)
+
+    def private_memory(self) -> Buffer:
+        """Memory for the pool, where the model computes, that no other process can map."""
+        if self.device.is_host:
+            return private(self.pool_bytes, self.engine.caps.alignment)
+        return allocate(self.pool_bytes, self.device.torch_device)
 
 
 def open_side(around: Surroundings) -> RoleParts:
@@ -185,7 +204,7 @@ def _prefill(around: Surroundings) -> RoleParts:
             source=memory,
             sizes=around.group_sizes,
             identity=around.identity,
-            engine=around.engine,
+            engine=StagedEngine(around.engine, around.region_shape) if around.is_staged else around.engine,
             bind_ip=around.spec.rank_ip,
             runtime_dir=Path(around.spec.runtime_dir),
             context=around.context,
@@ -207,6 +226,10 @@ def _prefill(around: Surroundings) -> RoleParts:
 
 
 def _decode(around: Surroundings) -> RoleParts:
+    device = around.device
+    if around.is_staged:
+        check_room(around.pool_bytes, device)
+    direct = not (device.is_host or around.is_staged)
     session = around.stack.enter_context(
         ReceivingSession(
             layout=around.layout,
@@ -218,11 +241,14 @@ def _decode(around: Surroundings) -> RoleParts:
             context=around.context,
             clock=SystemClock(),
             silence_s=around.spec.peer_silence_s,
+            region=partial(DeviceRegion, device.torch_device) if direct else Region,
         )
     )
-    return RoleParts(
-        side=session,
-        memory=session.region_buffer,
-        rank_ip=around.spec.rank_ip,
-        rank_port=None,
-    )
+    side, memory = _staged(around, session) if around.is_staged else (session, session.region_buffer)
+    return RoleParts(side=side, memory=memory, rank_ip=around.spec.rank_ip, rank_port=None)
+
+
+def _staged(around: Surroundings, session: ReceivingSession) -> tuple[Side, Buffer]:
+    """The session's region becomes the mirror of a pool on the device."""
+    pool = allocate(around.pool_bytes, around.device.torch_device)
+    return StagedSide(session, around.region_shape, on_host(session.region_buffer), pool), pool

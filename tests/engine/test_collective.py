@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -159,3 +160,14 @@ def test_ranks_that_share_nothing_open_nothing(tmp_path: Path) -> None:
     ones = torch.ones(2)
     assert groups.tp.all_reduce(ones) is ones
     assert groups.cp.all_gather(ones).tolist() == [[1.0, 1.0]]
+
+
+@pytest.mark.parametrize(("kind", "backend"), [("npu", "hccl"), ("cuda", "nccl")])
+def test_a_devices_collectives_listen_where_the_rank_does(
+    monkeypatch: pytest.MonkeyPatch, kind: device.Kind, backend: str
+) -> None:
+    for name in ("HCCL_IF_IP", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    assert collective._backend(device.Device(kind, torch.device("cpu")), HERE) == backend
+    assert (os.environ["HCCL_IF_IP"], os.environ["NCCL_SOCKET_IFNAME"]) == (HERE, "=lo")

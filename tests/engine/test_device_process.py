@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pdcore.engine.device import why_no_cuda
 from tests.support.etcd_server import etcd_server
 from tests.support.tiny_models import write_tiny_llama
 
@@ -49,6 +50,21 @@ def test_an_engine_ends_with_the_reason_of_its_plug_in(tmp_path: Path, plug_in: 
     last = ended.stderr.strip().splitlines()[-1]
     assert "--device / PDCORE_DEVICE: npu cannot be used" in last
     assert f"importing torch_npu failed: {REASON}" in last
+
+
+def test_cuda_that_does_not_work_ends_an_engine_as_an_npu_does(tmp_path: Path) -> None:
+    if why_no_cuda() is None:
+        pytest.skip("CUDA works here")
+    model = write_tiny_llama(tmp_path / "model")
+    with etcd_server() as etcd:
+        ended = run(
+            *("-m", "pdcore.engine", "--role", "unified", "--store", etcd.url, "--model", str(model)),
+            *("--port", "0", "--bootstrap-port", "0", "--device", "cuda"),
+            packages=tmp_path,
+        )
+    assert ended.returncode == 2, ended.stderr
+    last = ended.stderr.strip().splitlines()[-1]
+    assert f"--device / PDCORE_DEVICE: cuda cannot be used: {why_no_cuda()}" in last
 
 
 def test_the_doctor_tells_the_same_reason_where_torch_itself_breaks(plug_in: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdcore.engine.interfaces import VIRTUAL, Interface, own_address, read_interfaces
+from pdcore.engine.interfaces import VIRTUAL, Interface, interface_with, own_address, read_interfaces
 from pdcore.errors import ConfigError
 
 pytestmark = pytest.mark.unit
@@ -91,3 +91,8 @@ def test_the_kernel_has_a_loopback() -> None:
     found = {one.name: one for one in read_interfaces()}
     assert found["lo"].up
     assert "127.0.0.1" in found["lo"].addresses
+
+
+def test_an_address_is_found_at_its_interface() -> None:
+    assert interface_with("127.0.0.1") == "lo"
+    assert interface_with("192.0.2.77") is None

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from pdcore.engine.device import HOST
 from pdcore.engine.kv.layout import KvLayout
 from pdcore.engine.kv.pool import KvPool
 from pdcore.engine.rank_spec import RankSpec
@@ -66,6 +67,7 @@ def stack() -> Iterator[ExitStack]:
 def around(role: str, directory: Path, stack: ExitStack) -> Surroundings:
     return Surroundings(
         spec=spec(role, directory),
+        device=HOST,
         stack=stack,
         context=stack.enter_context(zmq.Context()),
         layout=LAYOUT,

@@ -1,4 +1,4 @@
-"""The KV cache as tensors over memory that somebody else owns (a region other processes may map).
+"""The KV cache as tensors over memory that somebody else owns: a region other processes may map, or a device's.
 
 A token of one group has a *slot* in it: a row number for each kind of row that the group's entries have, the same for
 every layer. Dense attention has one kind, latent attention two. What is read comes head by head, as kernels want it.
@@ -115,14 +115,17 @@ class GroupPool:
 class KvPool:
     """One :class:`GroupPool` per group, sharing ``buffer``'s memory, each on a page of its own.
 
-    The buffer must be writable, hold at least ``region.pool_bytes``, and outlive the pool. Nothing is initialised:
-    memory that no token was written to may hold anything, also NaN.
+    The buffer is the host's, or a flat uint8 tensor on the device that computes. It must be writable, hold at least
+    ``region.pool_bytes``, and outlive the pool. Nothing is initialised: memory that no token was written to may hold
+    anything, also NaN.
     """
 
-    def __init__(self, layout: KvLayout, blocks: Sequence[int], buffer: memoryview | bytearray) -> None:
+    def __init__(
+        self, layout: KvLayout, blocks: Sequence[int], buffer: memoryview | bytearray | Tensor
+    ) -> None:
         needed = pool_bytes(layout, blocks)
-        view = memoryview(buffer).cast("B")
-        if view.readonly:
+        view = buffer if isinstance(buffer, Tensor) else memoryview(buffer).cast("B")
+        if isinstance(view, memoryview) and view.readonly:
             raise ValueError("the buffer of a KV pool must be writable")
         if view.nbytes < needed:
             raise ValueError(
@@ -135,7 +138,7 @@ class KvPool:
         groups = []
         for group, count, offset in zip(layout.groups, blocks, group_offsets(layout, blocks), strict=True):
             part = view[offset : offset + count * group.block_bytes]
-            groups.append(GroupPool(group, torch.frombuffer(part, dtype=dtype)))
+            groups.append(GroupPool(group, _of_type(part, dtype)))
         self.groups = tuple(groups)
         self.group_of = {layer: index for index, group in enumerate(groups) for layer in group.layers}
 
@@ -146,6 +149,10 @@ class KvPool:
     def of(self, layer: int) -> GroupPool:
         """The pool of the group that keeps ``layer``."""
         return self.groups[self.group_of[layer]]
+
+
+def _of_type(part: memoryview | Tensor, dtype: torch.dtype) -> Tensor:
+    return part.view(dtype) if isinstance(part, Tensor) else torch.frombuffer(part, dtype=dtype)
 
 
 def _dtype_name(layout: KvLayout) -> str:

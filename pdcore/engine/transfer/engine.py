@@ -21,19 +21,20 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from pdcore.engine.transfer.memory import PAGE, Region
-from pdcore.engine.transfer.plan import WriteOps
+from pdcore.engine.transfer.plan import Buffer, WriteOps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCaps:
     """What an engine can do. ``cross_host``: reach another machine. ``can_revoke``: prove that a revoked seq lands no
     more while its link lives. ``requires_doorbell``: a slot counts only after its ``Rung``. ``alignment``: memory that
-    it is to read or write begins at a multiple of so many bytes."""
+    it is to read or write begins at a multiple of so many bytes. ``reaches_devices``: that memory may be a device's."""
 
     cross_host: bool
     can_revoke: bool
     requires_doorbell: bool
     alignment: int = PAGE
+    reaches_devices: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +171,6 @@ class TransferEngine(Protocol):
         """An unopened receiver for ``region``, which is opened before it and closed after it."""
         ...
 
-    def sender(self, source: memoryview, runtime_dir: Path) -> Sender:
+    def sender(self, source: Buffer, runtime_dir: Path) -> Sender:
         """An unopened sender that copies out of ``source`` and keeps its sockets in ``runtime_dir`` (0700)."""
         ...

@@ -12,7 +12,7 @@ from typing import Final, Self
 from pdcore.clock import Clock
 from pdcore.engine.transfer.engine import Linked, Lost, Revoked, Rung
 from pdcore.engine.transfer.library import MovesBytes
-from pdcore.engine.transfer.memory import Region, address_of
+from pdcore.engine.transfer.memory import Region
 from pdcore.engine.transfer.tcp_receiver import TcpReceiver
 
 _GRACE_S: Final = 1.0
@@ -40,7 +40,7 @@ class LibraryReceiver:
         with ExitStack() as stack:
             stack.callback(self._engine.close)
             self._engine.open()
-            base = address_of(self._region.memory)
+            base = self._region.address
             self._engine.register(base, self._region.nbytes)
             about: dict[str, str | int] = {"session": self._engine.session, "base": base}
             self._control = stack.enter_context(

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from pdcore.clock import Clock
 from pdcore.engine.transfer.engine import Linked, Lost
 from pdcore.engine.transfer.library import MovesBytes
 from pdcore.engine.transfer.memory import address_of
-from pdcore.engine.transfer.plan import WriteOps, check_bounds
+from pdcore.engine.transfer.pages import PAGE_BYTES, pages_beside
+from pdcore.engine.transfer.plan import Buffer, WriteOps, check_bounds
 from pdcore.engine.transfer.tcp_sender import TcpSender
 from pdcore.errors import PeerError, PeerGone, RejectedByPeer, TransferTimeout
-
-_RECORD_MOST: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class LibrarySender:
     """
 
     def __init__(
-        self, source: memoryview, *, name: str, control: TcpSender, engine: MovesBytes, clock: Clock
+        self, source: Buffer, *, name: str, control: TcpSender, engine: MovesBytes, clock: Clock
     ) -> None:
         self._source = source
         self._name = name
@@ -47,8 +45,9 @@ class LibrarySender:
         self._clock = clock
         self._targets: dict[bytes, _Target] = {}
         self._lock = threading.Lock()
-        self._pages: list[memoryview] = []
-        self._doubtful: dict[bytes, list[memoryview]] = {}
+        self._pages: list[Buffer] = []
+        self._doubtful: dict[bytes, list[Buffer]] = {}
+        self._memory = pages_beside(source)
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -97,18 +96,19 @@ class LibrarySender:
         except ValueError as error:
             raise RejectedByPeer(str(error), in_doubt=False) from error
         if len(ops):
+            self._memory.settle()
             sources = (ops.src_off + self._base).tolist()
             self._call(target, sources, (ops.dst_off + target.base).tolist(), ops.length.tolist())
 
     def write_bytes(self, token: bytes, offset: int, data: bytes, seq: int) -> None:
         """By way of a registered page, which a write in doubt keeps until the link is released."""
         target = self._target(token)
-        if not 0 <= offset <= target.nbytes - len(data) or len(data) > _RECORD_MOST:
+        if not 0 <= offset <= target.nbytes - len(data) or len(data) > PAGE_BYTES:
             raise RejectedByPeer(
                 f"{len(data)} bytes at {offset} are outside the peer's region", in_doubt=False
             )
         page = self._take_page()
-        page[: len(data)] = data
+        self._memory.put(page, data)
         try:
             self._call(target, [address_of(page)], [target.base + offset], [len(data)])
         except PeerError:
@@ -142,16 +142,18 @@ class LibrarySender:
 
     def _call(self, target: _Target, sources: list[int], targets: list[int], lengths: list[int]) -> None:
         began = self._clock.now()
-        if self._engine.write(target.session, sources, targets, lengths):
+        with self._memory.bound():
+            done = self._engine.write(target.session, sources, targets, lengths)
+        if done:
             return
         if self._clock.now() - began >= self._engine.timeout_s:
             raise TransferTimeout(f"{self._name} had no answer from the decode rank in time", in_doubt=True)
         raise PeerGone(f"{self._name} could not write to the decode rank", in_doubt=True)
 
-    def _take_page(self) -> memoryview:
+    def _take_page(self) -> Buffer:
         with self._lock:
             if self._pages:
                 return self._pages.pop()
-        page = memoryview(mmap.mmap(-1, _RECORD_MOST))
-        self._engine.register(address_of(page), _RECORD_MOST)
+        page = self._memory.new()
+        self._engine.register(address_of(page), PAGE_BYTES)
         return page

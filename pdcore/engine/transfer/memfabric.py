@@ -16,7 +16,8 @@ from pdcore.engine.transfer.engine import EngineCaps
 from pdcore.engine.transfer.library_receiver import LibraryReceiver
 from pdcore.engine.transfer.library_sender import LibrarySender
 from pdcore.engine.transfer.memfabric_library import TIMEOUT_S, Engine, Package, Side, Terms, load
-from pdcore.engine.transfer.memory import Region
+from pdcore.engine.transfer.memory import NOTHING, Region
+from pdcore.engine.transfer.plan import Buffer
 from pdcore.engine.transfer.tcp_sender import TcpSender
 
 NAME: Final = "memfabric"
@@ -46,17 +47,23 @@ class MemfabricEngine:
     @property
     def caps(self) -> EngineCaps:
         """Nobody looks at what arrives; the bell comes over our own link."""
-        return EngineCaps(cross_host=True, can_revoke=False, requires_doorbell=True, alignment=ALIGNMENT)
+        return EngineCaps(
+            cross_host=True,
+            can_revoke=False,
+            requires_doorbell=True,
+            alignment=ALIGNMENT,
+            reaches_devices=True,
+        )
 
     def receiver(self, region: Region) -> LibraryReceiver:
         """Decode's end."""
         engine = self._engine("Decode")
         return LibraryReceiver(region, name=NAME, engine=engine, secret=self.secret, clock=self.clock)
 
-    def sender(self, source: memoryview, runtime_dir: Path) -> LibrarySender:
+    def sender(self, source: Buffer, runtime_dir: Path) -> LibrarySender:
         """Prefill's end."""
         control = TcpSender(
-            source,
+            NOTHING,
             name=NAME,
             bind_ip=self.terms.host,
             secret=self.secret,

@@ -1,7 +1,8 @@
 """Anonymous memory that another process may map: sealed against resizing, unmapped when we say so.
 
 The owner uses ``mmap``. A peer's memory is mapped through libc, because unmapping must happen at a known instant
-(before the link closes) and must not wait for a Python buffer to be collected.
+(before the link closes) and must not wait for a Python buffer to be collected. Memory of a device is a tensor
+(``device_memory``); this module needs no torch.
 """
 
 from __future__ import annotations
@@ -10,10 +11,18 @@ import ctypes
 import fcntl
 import mmap
 import os
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import psutil
+
+from pdcore.engine.transfer.plan import Buffer, RegionShape
+from pdcore.engine.transfer.records import HostRecords, Records
+
 PAGE: Final = mmap.PAGESIZE
+NOTHING: Final = memoryview(b"")
+"""What links see of memory that only a library reaches."""
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _MADV_DONTFORK: Final = 10
 _MAP_FAILED: Final = ctypes.c_void_p(-1).value
@@ -84,6 +93,19 @@ class Region:
             os.close(self._fd)
 
     @property
+    def address(self) -> int:
+        """Where it begins, as a library that writes it is told."""
+        return address_of(self.memory)
+
+    def pool(self, nbytes: int) -> Buffer:
+        """Its first ``nbytes``, as the model computes on them."""
+        return self.memory[:nbytes]
+
+    def records(self, shape: RegionShape) -> Records:
+        """What lies behind the pool, as ``shape`` says."""
+        return HostRecords(self.memory, shape)
+
+    @property
     def fd(self) -> int:
         """What others map."""
         if self._fd is None:
@@ -120,9 +142,28 @@ class Mapping:
             _call(_libc.munmap(self.address, self.nbytes), "munmap")
 
 
-def address_of(buffer: memoryview) -> int:
+def address_of(buffer: Buffer) -> int:
     """Where a buffer's bytes lie, as long as the caller keeps the buffer."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    if isinstance(buffer, memoryview):
+        return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    return buffer.data_ptr()
+
+
+def on_host(buffer: Buffer) -> memoryview:
+    """``buffer``, for an engine that copies with the CPU; TypeError for a device's."""
+    if not isinstance(buffer, memoryview):
+        raise TypeError(f"memory of {buffer.device} is not the host's")
+    return buffer
+
+
+def free_on_host(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this machine, or this container, can still give; others may take them at the same time."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit, used = ((cgroup / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+    except OSError:
+        return free  # no container, or none whose limit can be read
+    return free if limit == "max" else max(0, min(free, int(limit) - int(used)))
 
 
 def _call(status: int, what: str) -> None:

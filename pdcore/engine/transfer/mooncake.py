@@ -20,8 +20,9 @@ from pdcore.clock import Clock, SystemClock
 from pdcore.engine.transfer.engine import EngineCaps
 from pdcore.engine.transfer.library_receiver import LibraryReceiver
 from pdcore.engine.transfer.library_sender import LibrarySender
-from pdcore.engine.transfer.memory import PAGE, Region
+from pdcore.engine.transfer.memory import NOTHING, PAGE, Region
 from pdcore.engine.transfer.mooncake_library import Engine, Library, load
+from pdcore.engine.transfer.plan import Buffer
 from pdcore.engine.transfer.tcp_sender import TcpSender
 
 NAME: Final = "mooncake"
@@ -54,16 +55,22 @@ class MooncakeEngine:
     def caps(self) -> EngineCaps:
         """Nobody looks at what arrives; the bell comes over our own link."""
         alignment = ASCEND_ALIGNMENT if self.protocol == "ascend" else PAGE
-        return EngineCaps(cross_host=True, can_revoke=False, requires_doorbell=True, alignment=alignment)
+        return EngineCaps(
+            cross_host=True,
+            can_revoke=False,
+            requires_doorbell=True,
+            alignment=alignment,
+            reaches_devices=self.protocol != "tcp",
+        )
 
     def receiver(self, region: Region) -> LibraryReceiver:
         """Decode's end."""
         return LibraryReceiver(region, name=NAME, engine=self._engine(), secret=self.secret, clock=self.clock)
 
-    def sender(self, source: memoryview, runtime_dir: Path) -> LibrarySender:
+    def sender(self, source: Buffer, runtime_dir: Path) -> LibrarySender:
         """Prefill's end."""
         control = TcpSender(
-            source,
+            NOTHING,
             name=NAME,
             bind_ip=self.bind_ip,
             secret=self.secret,

@@ -26,7 +26,7 @@ from pdcore.engine.transfer.memfabric import MemfabricEngine
 from pdcore.engine.transfer.memfabric_library import Terms
 from pdcore.engine.transfer.memory import Region
 from pdcore.engine.transfer.mooncake import MooncakeEngine
-from pdcore.engine.transfer.plan import WriteOps
+from pdcore.engine.transfer.plan import Buffer, WriteOps
 from pdcore.engine.transfer.shm import ShmEngine
 from pdcore.engine.transfer.shm_link import boot_id
 from pdcore.engine.transfer.tcp import TcpEngine
@@ -76,13 +76,14 @@ class OfferedEngines:
             can_revoke=any(caps.can_revoke for caps in each),
             requires_doorbell=any(caps.requires_doorbell for caps in each),
             alignment=max(caps.alignment for caps in each),
+            reaches_devices=all(caps.reaches_devices for caps in each),
         )
 
     def receiver(self, region: Region) -> OfferedReceiver:
         """Decode's end."""
         return OfferedReceiver({engine.name: engine.receiver(region) for engine in self._engines})
 
-    def sender(self, source: memoryview, runtime_dir: Path) -> OfferedSender:
+    def sender(self, source: Buffer, runtime_dir: Path) -> OfferedSender:
         """Prefill's end."""
         return OfferedSender({engine.name: engine.sender(source, runtime_dir) for engine in self._engines})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,12 @@ from pdcore.engine.kv.region import group_offsets, paged, pool_bytes
 from pdcore.engine.transfer.aux_record import AUX_BYTES
 from pdcore.engine.transfer.slot import SLOT_BYTES
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Column = npt.NDArray[np.int64]
+Buffer: TypeAlias = "memoryview | Tensor"
+"""Memory of the host, or of a device: then a flat uint8 tensor."""
 
 FEW_COPIES: Final = 32
 """Up to so many are looked at one by one: between two requests numpy's code leaves the caches, and coming back

@@ -53,6 +53,11 @@ class Probing:
             self._log.warning("peer down", peer=link.name, reason=why)
         link.liveness.probe_ended(now, why)
 
+    @property
+    def end_of_watched(self) -> int:
+        """The index behind the last probe slot that is watched."""
+        return self._slots.end
+
     def seen(self) -> Iterator[PrefillLink]:
         """Links whose probe has arrived."""
         return (self._owners[index] for index, _slot in self._slots.look())

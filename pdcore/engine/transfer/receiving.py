@@ -11,7 +11,7 @@ asked needs no draining.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Literal, Self
@@ -22,7 +22,6 @@ from pdcore.clock import Clock
 from pdcore.engine.kv.layout import KvLayout
 from pdcore.engine.transfer import asking, aux_record, channel, wire
 from pdcore.engine.transfer.asking import Asker
-from pdcore.engine.transfer.aux_record import AUX_BYTES
 from pdcore.engine.transfer.blame import Blame
 from pdcore.engine.transfer.engine import Linked, Lost, Revoked, Rung, TransferEngine
 from pdcore.engine.transfer.entries import Allow, Delivered, Effect, Ended, Freed, Revoke, Tell
@@ -42,13 +41,13 @@ from pdcore.engine.transfer.orders import (
     PrefillPeer,
     TokenLogprobs,
 )
-from pdcore.engine.transfer.plan import RegionShape
+from pdcore.engine.transfer.plan import Buffer, RegionShape
 from pdcore.engine.transfer.prefill_link import PeerKey, PrefillLink, key_of
 from pdcore.engine.transfer.probing import Probing
 from pdcore.engine.transfer.receive_ledger import ReceiveLedger
 from pdcore.engine.transfer.receive_statistics import ReceiveStatistics, statistics_of
 from pdcore.engine.transfer.send_ledger import SILENCE_S
-from pdcore.engine.transfer.slot import SLOT_BYTES, SlotArray
+from pdcore.engine.transfer.slot import SlotArray
 from pdcore.errors import ErrorCode, PeerGone
 from pdcore.telemetry import logger
 
@@ -57,7 +56,7 @@ __all__ = ["ReceiveStatistics", "ReceivingSession"]
 
 class ReceivingSession:
     """See the module. ``layout`` is the whole model's, ``blocks`` counts this rank's per KV group; ``resend_s`` is the
-    first interval at which an unanswered message is repeated."""
+    first interval at which an unanswered message is repeated, ``region`` makes the memory of a size and alignment."""
 
     def __init__(
         self,
@@ -73,6 +72,7 @@ class ReceivingSession:
         probes: int = 256,
         resend_s: float = 0.2,
         silence_s: float = SILENCE_S,
+        region: Callable[[int, int], Region] = Region,
     ) -> None:
         self._shape = RegionShape(layout.shard(sizes.tp, identity.tp), blocks, slots, probes)
         self._asker = Asker(identity, sizes, layout, self._shape)
@@ -81,7 +81,7 @@ class ReceivingSession:
         self._clock = clock
         self._resend_s = resend_s
         self._silence_s = silence_s
-        self._region = Region(self._shape.nbytes, engine.caps.alignment)
+        self._region = region(self._shape.nbytes, engine.caps.alignment)
         self._receiver = engine.receiver(self._region)
         self._ledger = ReceiveLedger(slots_total=slots, resend_s=resend_s)
         self._gathering = Gathering()
@@ -96,12 +96,9 @@ class ReceivingSession:
             stack.enter_context(self._region)
             stack.enter_context(self._receiver)
             stack.callback(self._close_all)
-            memory = self._region.memory
-            shape = self._shape
-            slots_end = shape.slots_offset + shape.slots * SLOT_BYTES
-            self._slots = SlotArray(memory[shape.slots_offset : slots_end])
-            probes = memory[shape.nbytes - shape.probes * SLOT_BYTES : shape.nbytes]
-            self._probing = Probing(probes, self._receiver, self._ledger.next_seq, self._log)
+            self._records = self._region.records(self._shape)
+            self._slots = SlotArray(self._records.slots)
+            self._probing = Probing(self._records.probes, self._receiver, self._ledger.next_seq, self._log)
             self._stack = stack.pop_all()
         return self
 
@@ -111,9 +108,9 @@ class ReceivingSession:
         self._stack.close()
 
     @property
-    def region_buffer(self) -> memoryview:
+    def region_buffer(self) -> Buffer:
         """The KV blocks: what the pool is built over."""
-        return self._region.memory[: self._shape.pool_bytes]
+        return self._region.pool(self._shape.pool_bytes)
 
     def pollables(self) -> list[int | zmq.Socket[bytes]]:
         """What the loop sleeps on; ask again after every ``obey`` and ``poll``."""
@@ -255,6 +252,7 @@ class ReceivingSession:
     def _read_slots(self, fenced: Iterable[PeerKey], now: float) -> None:
         """Also after a loss: what a peer finished before its death counts, and its death made it visible."""
         lost = set(fenced)
+        self._records.refresh(self._slots.end, self._probing.end_of_watched)
         for _index, slot in self._slots.look():
             if slot.seq not in self._ledger:
                 continue  # given up with another part of its hand-off, in this very loop
@@ -365,8 +363,7 @@ class ReceivingSession:
         slot = delivered.slot
         if not slot.has_aux:
             return None
-        start = self._shape.aux_offset(delivered.index)
-        record = bytes(self._region.memory[start : start + AUX_BYTES])
+        record = self._records.aux(delivered.index)
         return aux_record.accept(record, seq=slot.seq, room=slot.room) or "broken"
 
     def _gather(self, said: Iterable[DecodeEvent | GiveUp], now: float) -> None:

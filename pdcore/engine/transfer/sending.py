@@ -29,7 +29,7 @@ from pdcore.engine.transfer.gauges import SideGauges
 from pdcore.engine.transfer.links import Say
 from pdcore.engine.transfer.mapping import GroupSizes
 from pdcore.engine.transfer.orders import Expect, Fail, Order, PrefillEvent, Send, SendAhead, WriteEnded
-from pdcore.engine.transfer.plan import RegionShape, lists_problem
+from pdcore.engine.transfer.plan import Buffer, RegionShape, lists_problem
 from pdcore.engine.transfer.rooms import Count, Effect, Leg, Release, Shake, StopWrite, Write
 from pdcore.engine.transfer.send_ledger import SILENCE_S, SendLedger
 from pdcore.engine.transfer.send_statistics import SendStatistics
@@ -59,7 +59,7 @@ class SendingSession:
         *,
         layout: KvLayout,
         blocks: tuple[int, ...],
-        source: memoryview,
+        source: Buffer,
         sizes: GroupSizes,
         identity: wire.RankIdentity,
         engine: TransferEngine,

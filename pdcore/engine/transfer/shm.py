@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdcore.engine.transfer.engine import EngineCaps
-from pdcore.engine.transfer.memory import Region
+from pdcore.engine.transfer.memory import Region, on_host
+from pdcore.engine.transfer.plan import Buffer
 from pdcore.engine.transfer.shm_link import NAME
 from pdcore.engine.transfer.shm_receiver import ShmReceiver
 from pdcore.engine.transfer.shm_sender import ShmSender
@@ -50,6 +51,6 @@ class ShmEngine:
         """Decode's end."""
         return ShmReceiver(region)
 
-    def sender(self, source: memoryview, runtime_dir: Path) -> ShmSender:
+    def sender(self, source: Buffer, runtime_dir: Path) -> ShmSender:
         """Prefill's end."""
-        return ShmSender(source, runtime_dir)
+        return ShmSender(on_host(source), runtime_dir)

@@ -142,6 +142,11 @@ class SlotArray:
         """How many there are."""
         return len(self._wanted)
 
+    @property
+    def end(self) -> int:
+        """The index behind the last that is watched."""
+        return self._end
+
     def look(self) -> list[tuple[int, Slot]]:
         """Every watched slot that its owner may accept now, from one read of the array, or of each if they are few."""
         if len(self._owners) <= _FEW:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from pdcore.clock import Clock, SystemClock
 from pdcore.engine.transfer.engine import EngineCaps
-from pdcore.engine.transfer.memory import Region
+from pdcore.engine.transfer.memory import Region, on_host
+from pdcore.engine.transfer.plan import Buffer
 from pdcore.engine.transfer.tcp_link import NAME
 from pdcore.engine.transfer.tcp_receiver import TcpReceiver
 from pdcore.engine.transfer.tcp_sender import TcpSender
@@ -47,10 +48,10 @@ class TcpEngine:
         """Decode's end."""
         return TcpReceiver(region, name=NAME, secret=self.secret, clock=self.clock)
 
-    def sender(self, source: memoryview, runtime_dir: Path) -> TcpSender:
+    def sender(self, source: Buffer, runtime_dir: Path) -> TcpSender:
         """Prefill's end."""
         return TcpSender(
-            source,
+            on_host(source),
             name=NAME,
             bind_ip=self.bind_ip,
             secret=self.secret,

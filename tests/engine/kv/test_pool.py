@@ -147,3 +147,15 @@ def test_a_layout_in_head_order_is_refused() -> None:
     )
     with pytest.raises(ValueError, match="head order"):
         KvPool(layout, (1,), memory_of(layout, 1))
+
+
+def test_a_tensor_is_the_same_pool_as_the_bytes_under_it() -> None:
+    buffer = memory_of(LAYOUT, 4)
+    flat = torch.zeros(len(buffer), dtype=torch.uint8)
+    rows = [torch.randn(3, 8), torch.randn(3, 8)]
+    for memory in (buffer, flat):
+        pool = KvPool(LAYOUT, (4,), memory).of(1)
+        pool.write(1, pool.slots(BLOCKS, OFFSETS, CPU), rows)
+    assert bytes(flat.numpy()) == bytes(buffer)
+    with pytest.raises(ValueError, match="the buffer has"):
+        KvPool(LAYOUT, (5,), flat)

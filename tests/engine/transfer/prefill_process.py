@@ -18,8 +18,9 @@ from pathlib import Path
 
 import zmq
 
+from pdcore.engine.transfer.memory import on_host
 from pdcore.engine.transfer.orders import Handshaken
-from pdcore.engine.transfer.plan import WriteOps
+from pdcore.engine.transfer.plan import Buffer, WriteOps
 from pdcore.engine.transfer.shm import ShmEngine
 from pdcore.engine.transfer.shm_sender import ShmSender
 from tests.engine.transfer import ranks
@@ -65,8 +66,8 @@ class GatedEngine(ShmEngine):
     gates: frozenset[str] = frozenset()
     made: GatedSender
 
-    def sender(self, source: memoryview, runtime_dir: Path) -> GatedSender:
-        made = GatedSender(source, runtime_dir)
+    def sender(self, source: Buffer, runtime_dir: Path) -> GatedSender:
+        made = GatedSender(on_host(source), runtime_dir)
         object.__setattr__(self, "made", made)
         return made
 

@@ -13,6 +13,7 @@ from pdcore.clock import Clock, SystemClock
 from pdcore.engine.kv.layout import KvLayout
 from pdcore.engine.transfer.engine import TransferEngine
 from pdcore.engine.transfer.mapping import GroupRank, GroupSizes
+from pdcore.engine.transfer.memory import on_host
 from pdcore.engine.transfer.orders import (
     AbortHandoff,
     DecodeEvent,
@@ -193,7 +194,8 @@ class Decode:
         self.clock = clock or SystemClock()
         self.events: list[DecodeEvent] = []
         self.handoffs = 0
-        session.region_buffer[:] = bytes([CANARY]) * session.region_buffer.nbytes
+        memory = on_host(session.region_buffer)
+        memory[:] = bytes([CANARY]) * memory.nbytes
 
     def open(
         self, room: int, prefill: PrefillPeer | PrefillGroup, blocks: tuple[int, ...], within_s: float = 20.0
@@ -221,8 +223,9 @@ class Decode:
 
     def block(self, index: int) -> set[int]:
         """The distinct byte values in one block."""
-        size = self.session.region_buffer.nbytes // DECODE_BLOCKS
-        return set(self.session.region_buffer[index * size : (index + 1) * size])
+        memory = on_host(self.session.region_buffer)
+        size = memory.nbytes // DECODE_BLOCKS
+        return set(memory[index * size : (index + 1) * size])
 
 
 def source_blocks(room: int, tokens: int) -> tuple[int, ...]:

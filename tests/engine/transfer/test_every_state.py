@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+from pdcore.engine.transfer.memory import on_host
 from pdcore.engine.transfer.orders import (
     Arrived,
     Drained,
@@ -23,7 +24,7 @@ from pdcore.engine.transfer.orders import (
     Sent,
     WriteEnded,
 )
-from pdcore.engine.transfer.plan import WriteOps
+from pdcore.engine.transfer.plan import Buffer, WriteOps
 from pdcore.engine.transfer.shm import ShmEngine
 from pdcore.engine.transfer.shm_sender import ShmSender
 from pdcore.engine.transfer.states import (
@@ -73,8 +74,8 @@ class GatedEngine(ShmEngine):
 
     gate: threading.Event
 
-    def sender(self, source: memoryview, runtime_dir: Path) -> GatedSender:
-        return GatedSender(source, runtime_dir, self.gate)
+    def sender(self, source: Buffer, runtime_dir: Path) -> GatedSender:
+        return GatedSender(on_host(source), runtime_dir, self.gate)
 
 
 def gated() -> GatedEngine:

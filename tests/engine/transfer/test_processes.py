@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from pdcore.engine.transfer.memory import on_host
 from pdcore.engine.transfer.orders import Arrived, Drained, HandoffFailed
 from pdcore.engine.transfer.sending import Endpoint
 from tests.engine.transfer import ranks
@@ -119,7 +120,7 @@ def link(decode: Decode, child: Child, room: int = 1) -> None:
     run(lambda: has(decode, Arrived) and child.said(f"Sent(room={room})"), decode)
     decode.events.clear()
     size = ranks.LAYOUT.block_bytes
-    decode.session.region_buffer[30 * size :] = bytes([CANARY]) * (2 * size)
+    on_host(decode.session.region_buffer)[30 * size :] = bytes([CANARY]) * (2 * size)
 
 
 def test_two_processes_hand_kv_over(decode: Decode, children: list[Child], runtime_dir: Path) -> None:

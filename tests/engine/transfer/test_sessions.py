@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 from pdcore.engine.kv.layout import KvLayout
+from pdcore.engine.transfer.memory import on_host
 from pdcore.engine.transfer.orders import (
     Arrived,
     DecodeGroup,
@@ -25,7 +26,7 @@ from pdcore.engine.transfer.orders import (
     Sent,
     WriteEnded,
 )
-from pdcore.engine.transfer.plan import WriteOps
+from pdcore.engine.transfer.plan import Buffer, WriteOps
 from pdcore.engine.transfer.sending import Endpoint
 from pdcore.engine.transfer.shm import ShmEngine
 from pdcore.engine.transfer.shm_sender import ShmSender
@@ -367,8 +368,8 @@ class DoubtfulSender(ShmSender):
 class DoubtfulEngine(ShmEngine):
     """``shm`` whose writes are all in doubt."""
 
-    def sender(self, source: memoryview, runtime_dir: Path) -> DoubtfulSender:
-        return DoubtfulSender(source, runtime_dir)
+    def sender(self, source: Buffer, runtime_dir: Path) -> DoubtfulSender:
+        return DoubtfulSender(on_host(source), runtime_dir)
 
 
 def test_a_write_in_doubt_lands_in_quarantined_blocks_and_only_the_fence_frees_them(

@@ -13,9 +13,9 @@ import pytest
 import zmq
 
 from pdcore.engine.transfer import wire
-from pdcore.engine.transfer.memory import Region
+from pdcore.engine.transfer.memory import Region, on_host
 from pdcore.engine.transfer.orders import Arrived, Drained, HandoffFailed, Handshaken
-from pdcore.engine.transfer.plan import RegionShape, WriteOps
+from pdcore.engine.transfer.plan import Buffer, RegionShape, WriteOps
 from pdcore.engine.transfer.sending import Endpoint
 from pdcore.engine.transfer.shm import ShmEngine
 from pdcore.engine.transfer.shm_sender import ShmSender
@@ -50,8 +50,8 @@ class StickyEngine(ShmEngine):
 
     made: StickySender
 
-    def sender(self, source: memoryview, runtime_dir: Path) -> StickySender:
-        made = StickySender(source, runtime_dir)
+    def sender(self, source: Buffer, runtime_dir: Path) -> StickySender:
+        made = StickySender(on_host(source), runtime_dir)
         object.__setattr__(self, "made", made)
         return made
 

@@ -9,7 +9,9 @@ from typing import ClassVar
 
 import pytest
 
+from pdcore.engine.transfer.memory import on_host
 from pdcore.engine.transfer.orders import Arrived, Drained, HandoffFailed, Handshaken, SendFailed, Sent
+from pdcore.engine.transfer.plan import Buffer
 from pdcore.engine.transfer.shm import ShmEngine
 from pdcore.engine.transfer.shm_sender import ShmSender
 from pdcore.errors import TransferTimeout
@@ -35,8 +37,8 @@ class ProbedSender(ShmSender):
 class ProbedEngine(ShmEngine):
     """``shm`` under watch."""
 
-    def sender(self, source: memoryview, runtime_dir: Path) -> ProbedSender:
-        return ProbedSender(source, runtime_dir)
+    def sender(self, source: Buffer, runtime_dir: Path) -> ProbedSender:
+        return ProbedSender(on_host(source), runtime_dir)
 
 
 class Pair:
