@@ -1,6 +1,8 @@
 # Every command sets itself up: a virtual environment with pinned packages, and etcd and Redis where apt may install them.
 SHELL := bash
 export PDCORE_VENV ?= .venv
+# Processes are started by the hundred: each would compile anew what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := $(PDCORE_VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 ROUNDS ?= 1
