@@ -46,13 +46,15 @@ def _grouped(weights: Weights, config: ModelConfig, shard: Shard, prefix: str) -
                 biased=config.attention_bias,
             )
         ),
-        out=summed(
-            weights,
-            f"{prefix}o_proj",
-            query,
-            config.hidden,
-            biased=config.out_bias,
-            adds_bias=shard.adds_bias,
+        out=packed(
+            summed(
+                weights,
+                f"{prefix}o_proj",
+                query,
+                config.hidden,
+                biased=config.out_bias,
+                adds_bias=shard.adds_bias,
+            )
         ),
         qk_norm=_qk_norm(weights, config, shard, prefix) if config.qk_norm else None,
         eps=config.rms_eps,
@@ -74,7 +76,7 @@ def _latent(
     query = Part.of(config.heads, heads, latent.query_dim)
     query_down = query_norm = None
     if latent.q_rank is not None:
-        query_down = _projected(weights, f"{prefix}q_a_proj", config, latent.q_rank)
+        query_down = packed(_projected(weights, f"{prefix}q_a_proj", config, latent.q_rank))
         query_norm = Norm(weights.take(f"{prefix}q_a_layernorm.weight", latent.q_rank), _LATENT_EPS)
     name, inputs = ("q_proj", config.hidden) if latent.q_rank is None else ("q_b_proj", latent.q_rank)
     both = Part.of(config.heads, heads, latent.nope_dim + latent.value_dim)
@@ -82,21 +84,24 @@ def _latent(
     by_head = up.view(len(heads), -1, latent.kv_rank)
     key_up, value_up = torch.split(by_head, [latent.nope_dim, latent.value_dim], dim=1)
     down = _projected(weights, f"{prefix}kv_a_proj_with_mqa", config, latent.kv_rank + latent.rope_dim)
+    queries = stacked(weights, {prefix + name: query}, inputs, biased=False)
     return LatentAttention(
         query_down=query_down,
         query_norm=query_norm,
-        query=_by_halves(stacked(weights, {prefix + name: query}, inputs, biased=False), latent, len(heads)),
-        down=_by_halves(down, latent, 1),
+        query=packed(_by_halves(queries, latent, len(heads))),
+        down=packed(_by_halves(down, latent, 1)),
         latent_norm=Norm(weights.take(f"{prefix}kv_a_layernorm.weight", latent.kv_rank), _LATENT_EPS),
         key_up=key_up.contiguous(),
         value_up=value_up.transpose(1, 2).contiguous(),
-        out=summed(
-            weights,
-            f"{prefix}o_proj",
-            Part.of(config.heads, heads, latent.value_dim),
-            config.hidden,
-            biased=config.attention_bias,
-            adds_bias=shard.adds_bias,
+        out=packed(
+            summed(
+                weights,
+                f"{prefix}o_proj",
+                Part.of(config.heads, heads, latent.value_dim),
+                config.hidden,
+                biased=config.attention_bias,
+                adds_bias=shard.adds_bias,
+            )
         ),
         scores=Scores(scale=score_scale(config.rope, latent.query_dim)),
     )

@@ -78,7 +78,7 @@ class GroupedAttention:
     kv_heads: int
     head_dim: int
     qkv: Projection
-    out: Linear
+    out: Projection
     qk_norm: Tensor | None = None
     eps: float = 0.0
     scores: Scores = PLAIN
@@ -103,14 +103,14 @@ class LatentAttention:
     ``down`` gives latent and rotated key. Queries come from ``query`` of the inputs, or of ``query_norm(query_down)``.
     """
 
-    query_down: Linear | None
+    query_down: Projection | None
     query_norm: Norm | None
-    query: Linear
-    down: Linear
+    query: Projection
+    down: Projection
     latent_norm: Norm
     key_up: Tensor
     value_up: Tensor
-    out: Linear
+    out: Projection
     scores: Scores
 
     def __call__(self, layer: int, inputs: Tensor, turn: Rotation, attend: Attend) -> Tensor:
@@ -134,7 +134,7 @@ class GatedMlp:
     """``gate_up`` stacks gate and up rows."""
 
     gate_up: Projection
-    down: Linear
+    down: Projection
 
     def __call__(self, inputs: Tensor) -> Tensor:
         return self.down(gated(self.gate_up(inputs), None))

@@ -29,13 +29,15 @@ def _dense(weights: Weights, config: ModelConfig, shard: Shard, prefix: str, int
     both = {f"{prefix}gate_proj": middle, f"{prefix}up_proj": middle}
     return GatedMlp(
         packed(stacked(weights, both, config.hidden, biased=config.mlp_bias)),
-        summed(
-            weights,
-            f"{prefix}down_proj",
-            middle,
-            config.hidden,
-            biased=config.mlp_bias,
-            adds_bias=shard.adds_bias,
+        packed(
+            summed(
+                weights,
+                f"{prefix}down_proj",
+                middle,
+                config.hidden,
+                biased=config.mlp_bias,
+                adds_bias=shard.adds_bias,
+            )
         ),
     )
 
