@@ -43,11 +43,14 @@ class Text:
         if self.words and isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
         if not isinstance(value, str):
-            return _wrong(problems, path, value, self.says)
+            _wrong(problems, path, value, self.says)
+            return None
         if len(value) > MAX_TEXT or "\0" in value or (not self.empty and not value.strip()):
-            return _wrong(problems, path, value[:64], f"{self.says} of 1 to {MAX_TEXT} characters")
+            _wrong(problems, path, value[:64], f"{self.says} of 1 to {MAX_TEXT} characters")
+            return None
         if self.pattern is not None and re.fullmatch(self.pattern, value) is None:
-            return _wrong(problems, path, value, self.says)
+            _wrong(problems, path, value, self.says)
+            return None
         return value
 
     def schema(self) -> dict[str, Json]:
@@ -67,7 +70,8 @@ class Choice:
     def read(self, value: object, path: str, problems: Problems) -> str | None:
         folded = value.lower() if self.fold and isinstance(value, str) else value
         if folded not in self.words:
-            return _wrong(problems, path, value, f"one of {', '.join(self.words)}")
+            _wrong(problems, path, value, f"one of {', '.join(self.words)}")
+            return None
         return str(folded)
 
     def schema(self) -> dict[str, Json]:
@@ -89,7 +93,8 @@ class Whole:
 
     def read(self, value: object, path: str, problems: Problems) -> int | None:
         if isinstance(value, bool) or not isinstance(value, int):
-            return _wrong(problems, path, value, "a whole number")
+            _wrong(problems, path, value, "a whole number")
+            return None
         if not self.low <= value <= self.high:
             problems.append(
                 Finding(
@@ -113,7 +118,8 @@ class Number:
 
     def read(self, value: object, path: str, problems: Problems) -> float | None:
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-            return _wrong(problems, path, value, "a number")
+            _wrong(problems, path, value, "a number")
+            return None
         return float(value)
 
     def schema(self) -> dict[str, Json]:
@@ -125,7 +131,10 @@ class Switch:
     """true or false."""
 
     def read(self, value: object, path: str, problems: Problems) -> bool | None:
-        return value if isinstance(value, bool) else _wrong(problems, path, value, "true or false")
+        if not isinstance(value, bool):
+            _wrong(problems, path, value, "true or false")
+            return None
+        return value
 
     def schema(self) -> dict[str, Json]:
         return {"type": "boolean"}
@@ -139,7 +148,8 @@ class Items:
 
     def read(self, value: object, path: str, problems: Problems) -> tuple[Any, ...] | None:
         if not isinstance(value, list) or len(value) > MAX_ITEMS:
-            return _wrong(problems, path, _short(value), f"a list of at most {MAX_ITEMS} items")
+            _wrong(problems, path, _short(value), f"a list of at most {MAX_ITEMS} items")
+            return None
         places = _places(value, path)
         read = [self.kind.read(item, place, problems) for item, place in zip(value, places, strict=True)]
         return tuple(read)
@@ -156,7 +166,8 @@ class Table:
 
     def read(self, value: object, path: str, problems: Problems) -> dict[str, Any] | None:
         if not isinstance(value, dict) or len(value) > MAX_ITEMS:
-            return _wrong(problems, path, _short(value), f"a mapping of at most {MAX_ITEMS} names")
+            _wrong(problems, path, _short(value), f"a mapping of at most {MAX_ITEMS} names")
+            return None
         for key in value:
             if not isinstance(key, str):
                 _wrong(problems, path, key, "a mapping whose names are texts")
@@ -181,7 +192,8 @@ class Anything:
             return [self.read(item, f"{path}[{n}]", problems) for n, item in enumerate(value)]
         if isinstance(value, dict):
             return {str(key): self.read(item, f"{path}.{key}", problems) for key, item in value.items()}
-        return _wrong(problems, path, str(value), "a text, number, list or mapping (quote dates)")
+        _wrong(problems, path, str(value), "a text, number, list or mapping (quote dates)")
+        return None
 
     def schema(self) -> dict[str, Json]:
         return {}
@@ -196,7 +208,8 @@ class Record:
 
     def read(self, value: object, path: str, problems: Problems) -> Any:
         if not isinstance(value, dict):
-            return _wrong(problems, path, _short(value), "a mapping")
+            _wrong(problems, path, _short(value), "a mapping")
+            return None
         before = len(problems)
         known = {one.name: one for one in declared(self.type)}
         for key in value:
@@ -277,8 +290,7 @@ def _short(value: object) -> object:
     return value if isinstance(value, str | int | float | bool | None) else type(value).__name__
 
 
-def _wrong(problems: Problems, path: str, value: object, wanted: str) -> Any:
-    """Adds to ``problems``; returns the None that stands for the value."""
+def _wrong(problems: Problems, path: str, value: object, wanted: str) -> None:
     shown = value if isinstance(value, str | int | float | bool | None) else str(value)
     problems.append(
         Finding(
@@ -289,4 +301,3 @@ def _wrong(problems: Problems, path: str, value: object, wanted: str) -> Any:
             values={"given": shown},
         )
     )
-    return None
