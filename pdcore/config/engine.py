@@ -54,6 +54,18 @@ ENGINE: Final = (
         parse=name,
     ),
     Setting(
+        name="group",
+        help="The group it is a member of; it pairs only with members of the same generation.",
+        parse=name,
+    ),
+    Setting(
+        name="generation",
+        help="Which generation of that group it is of.",
+        parse=integer(0, 2**31 - 1),
+        default="0",
+        metavar="N",
+    ),
+    Setting(
         name="tp",
         help="Tensor parallel size: ranks that share the heads of every layer.",
         parse=integer(1, 1024),
@@ -276,6 +288,8 @@ class EngineConfig(ListenConfig):
     port: int | None
     bootstrap_port: int
     instance_id: str | None
+    group: str | None = None
+    generation: int = 0
     tp: int
     cp: int
     dp: int
