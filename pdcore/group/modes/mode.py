@@ -36,11 +36,11 @@ class Band(_Described, frozen=True, kw_only=True):
 
 
 class HostFile(_Described, frozen=True, kw_only=True):
-    """A file that the engine reads. With ``content`` it is written before the start, else the machine has to have it."""
+    """A file that the engine reads. With ``content`` it is written before the start, as JSON, else the machine has to have it."""
 
     path: str
     why: str
-    content: str | None = None
+    content: dict[str, Any] | None = None
 
 
 class RoleRecipe(_Described, frozen=True, kw_only=True):

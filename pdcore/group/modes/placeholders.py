@@ -35,8 +35,11 @@ _CAUSES: Final[tuple[tuple[str, str], ...]] = (
         "the role never declared its parallelism, and it cannot be told from its cards; "
         "write --tensor-parallel-size and --data-parallel-size among its backend_parameters",
     ),
-    ("cache", "the shared cache does not say that; write it in extended_kv_cache"),
-    ("protocol", "a native router of a custom group must be told which protocol the engines speak"),
+    ("cache", "the KV cache does not say that; write it in extended_kv_cache"),
+    ("ascend_connector", "the generation does not say which connector the model needs"),
+    ("worker_ip", "the address of the member's machine is not known before it is started"),
+    ("instance_id", "a member has a name only when it is started"),
+    ("router.protocol", "a native router of a custom group must be told which protocol the engines speak"),
 )
 """Why a name may be missing, by how it begins; the first that fits counts."""
 
