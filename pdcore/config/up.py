@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pdcore.config.process import COMMON
 from pdcore.config.setting import Setting, integer, path, seconds, text
 from pdcore.config.store import StoreLogin
-from pdcore.telemetry import LogFormat
+
+if TYPE_CHECKING:  # what only starts engines and routers need not load a logging library to read a file
+    from pdcore.telemetry import LogFormat
 
 UP: Final = (
     Setting(
