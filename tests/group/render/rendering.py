@@ -59,7 +59,7 @@ def member(made: GroupSpec, role: str, *, peers: tuple[Peer, ...] = (), **place:
     one = facts.roles[role]
     bands: dict[str, PortBand] = {}
     base = BASE
-    for need in needs_of(modes, mode, one):
+    for need in needs_of(modes, mode, one, place.get("accelerators")):
         if need.name != "http" and need.count is not None:
             bands[need.name] = PortBand(base=base, count=need.count)
             base += need.count
