@@ -54,3 +54,8 @@ class SpecRefused(ConfigError):
 def refused(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Those of ``findings`` that stand against the spec."""
     return tuple(finding for finding in findings if finding.severity == "refused")
+
+
+def listed(items: Iterable[str]) -> list[Json]:
+    """Several texts as one of a finding's values."""
+    return list(items)

@@ -66,11 +66,12 @@ class Choice:
 
     words: tuple[str, ...]
     fold: bool = False
+    code: str = "wrong_value"
 
     def read(self, value: object, path: str, problems: Problems) -> str | None:
         folded = value.lower() if self.fold and isinstance(value, str) else value
         if folded not in self.words:
-            _wrong(problems, path, value, f"one of {', '.join(self.words)}")
+            _wrong(problems, path, value, f"one of {', '.join(self.words)}", code=self.code)
             return None
         return str(folded)
 
@@ -290,11 +291,11 @@ def _short(value: object) -> object:
     return value if isinstance(value, str | int | float | bool | None) else type(value).__name__
 
 
-def _wrong(problems: Problems, path: str, value: object, wanted: str) -> None:
+def _wrong(problems: Problems, path: str, value: object, wanted: str, *, code: str = "wrong_value") -> None:
     shown = value if isinstance(value, str | int | float | bool | None) else str(value)
     problems.append(
         Finding(
-            code="wrong_value",
+            code=code,
             path=path,
             message=f"{shown!r} is not {wanted}",
             remedy=f"write {wanted}",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from pdcore.group.flags import Flags
 from pdcore.topology.records import Json
 
 FILE: Final = "config.json"
@@ -29,6 +30,7 @@ _RECURRENT_FIELDS: Final = (
     *("mamba_d_state", "mamba_d_conv", "mamba_expand", "mamba_num_heads", "ssm_state_size", "conv_kernel"),
     *("linear_num_key_heads", "linear_num_value_heads", "linear_conv_kernel_dim", "linear_attn_config"),
 )
+_OVERRIDES: Final = ("hf-overrides", "json-model-override-args")
 _UNSCALED: Final = frozenset({"su", "longrope", "llama3", "default", "mrope"})
 
 
@@ -127,6 +129,26 @@ class ModelConfig:
     def _integer(self, name: str) -> int | None:
         value = self.text.get(name)
         return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def overridden(model: ModelConfig | None, flags: Flags) -> ModelConfig | None:
+    """``model`` with what the engine's flags put over its config; None where nobody can tell what comes out."""
+    written = flags.value(_OVERRIDES)
+    if model is None or written is None:
+        return model
+    try:
+        over = json.loads(written)
+    except (ValueError, RecursionError):
+        return None
+    return ModelConfig(_merged(model.fields, over)) if isinstance(over, dict) else None
+
+
+def _merged(fields: Mapping[str, Json], over: Mapping[str, Json]) -> dict[str, Json]:
+    merged = dict(fields)
+    for key, value in over.items():
+        held = merged.get(key)
+        merged[key] = _merged(held, value) if isinstance(held, dict) and isinstance(value, dict) else value
+    return merged
 
 
 class NoModelConfig(ValueError):

@@ -174,7 +174,10 @@ class Overridable:
     """What a role takes from the group where it says nothing (null), and replaces as a whole where it does."""
 
     backend: Backend | None = field(
-        default=None, metadata=says(Choice(BACKENDS, fold=True), "the engine; the mode's own unless given")
+        default=None,
+        metadata=says(
+            Choice(BACKENDS, fold=True, code="engine_unsupported"), "the engine; the mode's own unless given"
+        ),
     )
     backend_version: str | None = field(
         default=None, metadata=says(Text(r"[^\s]{1,64}", "a version", words=True), "the engine's version")

@@ -1,0 +1,12 @@
+"""A group's file as commands take it: read, and refused with every reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pdcore.group.spec import GroupSpec, read_spec
+
+
+def accepted_spec(file: Path) -> GroupSpec:
+    """The spec in ``file``. SpecRefused with every reason against it; ConfigError for a file that is no bounded YAML."""
+    return read_spec(file)
