@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from pdcore.group.control.members import ENGINE_ROLES, ROLES, MemberRole
+from pdcore.group.effective import effective_role
+from pdcore.group.flags import argv_of
+from pdcore.group.modes.catalogue import catalogue
 from pdcore.group.spec import OVERRIDES, GroupSpec, RoleSpec
 from pdcore.topology.records import DocumentRecord, Json
 
-_ROLES_OWN_PARAMETERS: Final = ("backend_parameters", "speculative_config", "lora_list", "extended_kv_cache")
-"""What a router does not take over from the group: they are an engine's."""
 _NOT_IN_DIGEST: Final = ("generation", "package", "digest", "readiness", "restart_on_error")
 
 
@@ -120,12 +121,9 @@ def wanted(spec: GroupSpec) -> dict[MemberRole, int]:
 
 def _effective(spec: GroupSpec, role: RoleSpec) -> dict[str, Json]:
     """Every field that a role can override, as it is for ``role``, and what is the role's alone."""
-    made: dict[str, Json] = {}
-    for name in OVERRIDES:
-        own = getattr(role, name)
-        inherits = own is None and not (role.name == "router" and name in _ROLES_OWN_PARAMETERS)
-        made[name] = _plain(getattr(spec, name) if inherits else own)
-    made["protocol"] = role.protocol
+    effective = effective_role(spec, role, catalogue().mode(spec.mode))
+    made: dict[str, Json] = {name: _plain(getattr(effective, name)) for name in OVERRIDES}
+    made["protocol"] = effective.protocol
     made["dependencies"] = list(role.dependencies or ())
     return made
 
@@ -134,7 +132,7 @@ def _role(found: Mapping[str, Any]) -> FrozenRole:
     return FrozenRole(
         backend=found.get("backend"),
         run_command=found.get("run_command"),
-        parameters=tuple(str(one) for one in found.get("backend_parameters") or ()),
+        parameters=argv_of(str(one) for one in found.get("backend_parameters") or ()),
         env={str(name): str(value) for name, value in (found.get("env") or {}).items()},
         protocol=found.get("protocol"),
         dependencies=tuple(str(one) for one in found.get("dependencies") or ()),
