@@ -21,6 +21,7 @@ _COMMANDS: Final = {
     "events": "pdcore.cli.events:events",
     "instance": "pdcore.cli.instance:instance",
     "group": "pdcore.cli.group:group",
+    "modes": "pdcore.cli.modes:modes",
     "doctor": "pdcore.cli.doctor:doctor",
 }
 
