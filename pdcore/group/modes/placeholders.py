@@ -44,6 +44,12 @@ _CAUSES: Final[tuple[tuple[str, str], ...]] = (
 """Why a name may be missing, by how it begins; the first that fits counts."""
 
 
+_LATER: Final = frozenset(
+    "port ports peer worker_ip net_device instance_id run_dir group_id generation store cluster python".split()
+)
+"""The heads of names that are known only when a member gets its place."""
+
+
 class Unresolved(ConfigError):
     """Something cannot be launched: each placeholder that is left, where it stands and why."""
 
@@ -82,6 +88,11 @@ def cause_of(name: str) -> str:
         if name == begin or name.startswith(f"{begin}."):
             return cause
     return "there is no such placeholder"
+
+
+def is_settled_later(name: str) -> bool:
+    """Whether nobody can know what ``name`` is before a member has its place."""
+    return name.partition(".")[0] in _LATER
 
 
 def refuse_unresolved(places: Iterable[tuple[str, Json]]) -> None:

@@ -14,11 +14,12 @@ from pdcore.group.modes.placeholders import Facts, in_text, names_in, substitute
 from pdcore.group.render.connector import Cache, cache_of, descriptor_notes, descriptor_words
 from pdcore.group.render.facts import GroupFacts, Place, declares_parallelism, facts_of, sizes_of, source_of
 from pdcore.group.render.needs import HTTP, needs_of
-from pdcore.group.render.rendered import Note, PortUse, Rendered, RenderedFile, Word
+from pdcore.group.render.rendered import Note, PortUse, Problem, Rendered, RenderedFile, Word
 from pdcore.group.render.unresolved import problems_of
 from pdcore.topology.records import Json
 
 NO_RECIPE: Final = RoleRecipe()
+NO_COMMAND: Final = Problem("it has no command: write run_command")
 
 
 def render_engine(
@@ -41,7 +42,7 @@ def render_engine(
     env, env_notes = _environment(recipe, cache, role, known)
     files = tuple(_file(one, cache, known) for one in (*recipe.files, *cache.part.files))
     ports = ports_of(catalogue, mode, role, place)
-    missing = () if argv and argv[0].text else ("it has no command: write run_command",)
+    missing = () if argv and argv[0].text else (NO_COMMAND,)
     return Rendered(
         role=role.name,
         argv=argv,

@@ -35,12 +35,12 @@ class GroupFacts:
     """What holds for every member of a generation. ``python`` is the interpreter that has pdcore."""
 
     group: str
-    generation: int
+    generation: int | None
     model: str
     model_name: str
     policy: KvLoadFailurePolicy
     roles: Mapping[str, EffectiveRole]
-    python: str = "python3"
+    python: str | None = "python3"
     store: str | None = None
     cluster: str | None = None
     ascend_connector: str | None = None
@@ -80,7 +80,7 @@ def facts_of(
     known: dict[str, Fact | None] = {
         "group": group.group,
         "generation": group.generation,
-        "group_id": f"{group.group}-{group.generation}",
+        "group_id": None if group.generation is None else f"{group.group}-{group.generation}",
         "model_path": group.model,
         "model_name": group.model_name,
         "kv_load_failure_policy": group.policy,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pdcore.group.effective import Source
-from pdcore.group.modes.placeholders import Unresolved
+from pdcore.group.modes.placeholders import Unresolved, is_settled_later
 from pdcore.topology.records import Json
 
 NoteCode = Literal[
@@ -56,9 +56,25 @@ class Note:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why it cannot be started, a sentence; ``name`` is the placeholder that nobody could say, if that is why."""
+
+    message: str
+    name: str = ""
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def is_settled_later(self) -> bool:
+        """Whether it is only that the member has no place yet."""
+        return self.name != "" and is_settled_later(self.name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    """One member. ``problems`` are whole sentences; with any of them it cannot be started."""
+    """One member. With any of the ``problems`` it cannot be started."""
 
     role: str
     argv: tuple[Word, ...]
@@ -66,7 +82,7 @@ class Rendered:
     files: tuple[RenderedFile, ...] = ()
     ports: tuple[PortUse, ...] = ()
     notes: tuple[Note, ...] = ()
-    problems: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -95,7 +111,10 @@ class Rendered:
                 for one in self.ports
             ],
             "notes": [{"code": one.code, "message": one.message} for one in self.notes],
-            "problems": list(self.problems),
+            "problems": [
+                {"message": one.message, "placeholder": one.name, "settled_later": one.is_settled_later}
+                for one in self.problems
+            ],
         }
 
 

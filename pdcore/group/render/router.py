@@ -10,7 +10,7 @@ from pdcore.group.modes.mode import CUSTOM, Catalogue, Membership, Mode, RouterR
 from pdcore.group.modes.placeholders import Facts, in_text, names_in
 from pdcore.group.render.engine import command_words, environment_of, ports_of
 from pdcore.group.render.facts import GroupFacts, Peer, Place, facts_of, peer_facts, source_of
-from pdcore.group.render.rendered import Note, Rendered, Word
+from pdcore.group.render.rendered import Note, Problem, Rendered, Word
 from pdcore.group.render.unresolved import problems_of
 
 
@@ -20,12 +20,13 @@ def render_router(
     group: GroupFacts,
     role: EffectiveRole,
     place: Place,
-    peers: Sequence[Peer] = (),
+    peers: Sequence[Peer] | None = None,
 ) -> Rendered:
-    """One router at ``place``. One that does not follow the keyspace is told ``peers``, of both roles at least one."""
+    """One router at ``place``. One that does not follow the keyspace is told ``peers``, of both roles at least one;
+    None while they are not known."""
     facts = facts_of(catalogue, mode, group, role, place)
     recipe = None if role.run_command is not None else catalogue.router_of(mode)
-    told = sorted(peers, key=lambda one: (one.role, one.ip, one.port))
+    told = None if peers is None else sorted(peers, key=lambda one: (one.role, one.ip, one.port))
     argv = _command(mode, role, facts) if recipe is None else _managed(recipe, told, facts)
     argv = (*argv, *_parameters(role, facts))
     env, env_notes = environment_of((), role, facts)
@@ -45,26 +46,30 @@ def membership_of(mode: Mode, router: EffectiveRole) -> Membership:
     return "manual" if router.run_command is not None else mode.membership
 
 
-def _managed(recipe: RouterRecipe, peers: Sequence[Peer], facts: Facts) -> tuple[Word, ...]:
+def _managed(recipe: RouterRecipe, peers: Sequence[Peer] | None, facts: Facts) -> tuple[Word, ...]:
     texts = (*recipe.entrypoint, *recipe.connection_args, *recipe.args)
     own = tuple(Word(in_text(text, facts), source_of(list(names_in(text)))) for text in texts)
     return (*own, *_peers(recipe, peers))
 
 
-def _peers(recipe: RouterRecipe, peers: Sequence[Peer]) -> tuple[Word, ...]:
-    found = []
-    for role in ("prefill", "decode"):
-        for peer in peers:
-            if peer.role == role:
-                facts = peer_facts(peer)
-                found += [Word(in_text(text, facts), "derived") for text in recipe.peers.get(role, ())]
+def _peers(recipe: RouterRecipe, peers: Sequence[Peer] | None) -> tuple[Word, ...]:
+    """What it is told of each; of one each, with its placeholders, where they are not known yet."""
+    found: list[Word] = []
+    for role, texts in recipe.peers.items():
+        told = [{}] if peers is None else [peer_facts(one) for one in peers if one.role == role]
+        found += [Word(in_text(text, facts), "derived") for facts in told for text in texts]
     return tuple(found)
 
 
-def _nobody(recipe: RouterRecipe | None, peers: Sequence[Peer]) -> tuple[str, ...]:
+def _nobody(recipe: RouterRecipe | None, peers: Sequence[Peer] | None) -> tuple[Problem, ...]:
+    if recipe is None or peers is None:
+        return ()
     there = {peer.role for peer in peers}
-    told = () if recipe is None else recipe.peers
-    return tuple(f"peers: there is no {role} member to tell it of" for role in told if role not in there)
+    return tuple(
+        Problem(f"peers: there is no {role} member to tell it of")
+        for role in recipe.peers
+        if role not in there
+    )
 
 
 def _command(mode: Mode, role: EffectiveRole, facts: Facts) -> tuple[Word, ...]:

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from pdcore.group.modes.placeholders import cause_of, names_in
-from pdcore.group.render.rendered import PortUse, RenderedFile, Word
+from pdcore.group.render.rendered import PortUse, Problem, RenderedFile, Word
 
 
 def problems_of(
     argv: Sequence[Word], env: Mapping[str, Word], files: Sequence[RenderedFile], ports: Sequence[PortUse]
-) -> tuple[str, ...]:
+) -> tuple[Problem, ...]:
     """Every name that nobody could say, once, with where it first stands; and bands of unknown width."""
     places: dict[str, str] = {}
     for where, text in _texts(argv, env, files):
         for name in names_in(text):
             places.setdefault(name, where)
-    left = (f"{where}: {{{{{name}}}}} is not resolved: {cause_of(name)}" for name, where in places.items())
+    left = (
+        Problem(f"{where}: {{{{{name}}}}} is not resolved: {cause_of(name)}", name)
+        for name, where in places.items()
+    )
     unknown = (
-        f"ports: nobody can tell how many {one.name} needs: {cause_of('roles')}"
+        Problem(f"ports: nobody can tell how many {one.name} needs: {cause_of('roles')}")
         for one in ports
         if one.count is None
     )

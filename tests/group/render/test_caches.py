@@ -215,7 +215,7 @@ def test_options_go_where_the_connector_reads_them() -> None:
 
 def test_a_service_without_a_port_is_not_started_with() -> None:
     made = rendered("vllm-nixl", "prefill", {"kind": "shared", "provider": "lmcache", "service": "cache"})
-    assert any("{{cache.host}}" in problem for problem in made.problems)
+    assert any("{{cache.host}}" in str(problem) for problem in made.problems)
 
 
 @pytest.mark.parametrize("spelling", ["--kv-transfer-config", "--kv_transfer_config"])

@@ -1,0 +1,129 @@
+"""Every role of a group as it would be started, before any member has a place; for people and programs. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Final
+
+from pdcore.group.effective import effective_roles
+from pdcore.group.modes.mode import Catalogue
+from pdcore.group.render.engine import render_engine
+from pdcore.group.render.facts import GroupFacts, Place
+from pdcore.group.render.rendered import PortUse, Rendered, Word
+from pdcore.group.render.router import membership_of, render_router
+from pdcore.group.spec import GroupSpec
+from pdcore.topology.records import Json
+
+NO_PLACE: Final = Place()
+HIDDEN: Final = "***"
+_SECRET: Final = (
+    "TOKEN",
+    "SECRET",
+    "PASSWORD",
+    "PASSWD",
+    "CREDENTIAL",
+    "API_KEY",
+    "ACCESS_KEY",
+    "PRIVATE_KEY",
+)
+
+
+def shown_roles(catalogue: Catalogue, spec: GroupSpec, choices: Mapping[str, str]) -> dict[str, Rendered]:
+    """One member of each role of ``spec``; ``choices`` are those that its generation keeps."""
+    mode = catalogue.mode(spec.mode)
+    roles = effective_roles(spec, mode)
+    group = GroupFacts(
+        group=spec.name,
+        generation=None,
+        model=spec.model,
+        model_name=spec.served_name,
+        policy=spec.kv_load_failure_policy,
+        roles=roles,
+        python=None,
+        ascend_connector=choices.get("ascend_connector"),
+    )
+    return {
+        name: render_router(catalogue, mode, group, role, NO_PLACE)
+        if role.is_router
+        else render_engine(catalogue, mode, group, role, NO_PLACE)
+        for name, role in roles.items()
+    }
+
+
+def document(catalogue: Catalogue, spec: GroupSpec, roles: Mapping[str, Rendered]) -> dict[str, Json]:
+    """What programs read. Secrets among the variables are hidden."""
+    mode = catalogue.mode(spec.mode)
+    effective = effective_roles(spec, mode)
+    shown: list[Json] = []
+    for name, one in roles.items():
+        role = effective[name]
+        made = _hidden(one).document()
+        made["replicas"] = role.replicas
+        made["backend"] = role.backend
+        if role.is_router:
+            made["membership"] = membership_of(mode, role)
+        shown.append(made)
+    return {"group": spec.name, "mode": spec.mode, "roles": shown}
+
+
+def lines(catalogue: Catalogue, spec: GroupSpec, roles: Mapping[str, Rendered]) -> Iterator[str]:
+    """What people read: words in order, those of one source on a line."""
+    mode = catalogue.mode(spec.mode)
+    effective = effective_roles(spec, mode)
+    yield f"group {spec.name}, mode {mode.name}: {mode.title}"
+    for name, one in roles.items():
+        role = effective[name]
+        members = f", members {membership_of(mode, role)}" if role.is_router else ""
+        yield f"{name} x{role.replicas}{members}"
+        yield from (f"  {line}" for line in _member_lines(_hidden(one)))
+
+
+def is_secret(variable: str) -> bool:
+    """Whether the value of a variable of that name is not for eyes."""
+    return any(word in variable.upper() for word in _SECRET)
+
+
+def _hidden(one: Rendered) -> Rendered:
+    env = {
+        name: Word(HIDDEN, word.source) if is_secret(name) and word.text else word
+        for name, word in one.env.items()
+    }
+    return Rendered(
+        role=one.role,
+        argv=one.argv,
+        env=env,
+        files=one.files,
+        ports=one.ports,
+        notes=one.notes,
+        problems=one.problems,
+    )
+
+
+def _member_lines(one: Rendered) -> Iterator[str]:
+    for source, words in groupby(one.argv, key=lambda word: word.source):
+        yield f"{source:9}  {' '.join(_quoted(word.text) for word in words)}"
+    for name, word in one.env.items():
+        yield f"{word.source:9}  env {name}={_quoted(word.text)}"
+    for file in one.files:
+        whence = "written before the start" if file.content is not None else "the machine's own, read only"
+        yield f"{file.source:9}  file {file.path} ({whence}: {file.why})"
+    for port in one.ports:
+        yield f"{port.source:9}  port {port.name} {_count(port)}"
+    for note in one.notes:
+        yield f"note: {note.message} [{note.code}]"
+    for problem in one.problems:
+        if not problem.is_settled_later:
+            yield f"problem: {problem}"
+
+
+def _count(port: PortUse) -> str:
+    if port.count is None:
+        return "as many as the member has accelerators"
+    return "x1" if port.count == 1 else f"x{port.count} in a row"
+
+
+def _quoted(text: str) -> str:
+    """As a shell takes it, but for placeholders, which nobody pastes."""
+    return text if "{{" in text and " " not in text else shlex.quote(text)
