@@ -19,6 +19,7 @@ from pdcore.config.setting import (
     seconds,
     text,
 )
+from pdcore.config.sizes import token_count
 
 ENGINE: Final = (
     *COMMON,
@@ -178,8 +179,8 @@ ENGINE: Final = (
     ),
     Setting(
         name="max_model_len",
-        help="Longest context; the model's own limit unless given.",
-        parse=integer(1, 1 << 24),
+        help="Longest context; also as 128k; the model's own limit unless given.",
+        parse=token_count(1, 1 << 24),
         metavar="TOKENS",
     ),
     Setting(

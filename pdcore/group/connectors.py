@@ -10,7 +10,7 @@ from typing import Final
 from pdcore.group.flags import KV_TRANSFER_CONFIG, Flags
 from pdcore.topology.records import Json
 
-_BARE_PLACEHOLDER: Final = re.compile(r'(?<!["\w{])\{\{[\w.-]+\}\}(?!["\w}])')
+_BARE_PLACEHOLDER: Final = re.compile(r"(?<=[:,\[\s])\{\{[\w.-]+\}\}(?=[\s,\]}])")
 
 
 class BadConnector(ValueError):

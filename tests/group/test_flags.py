@@ -26,7 +26,9 @@ def test_every_spelling_of_a_flag_is_the_same_flag_and_the_last_counts(written: 
     assert Flags.of(written).number(TENSOR_PARALLEL) == 4
 
 
-@pytest.mark.parametrize("written", [[], ["--tp"], ["--tp", "--dp", "2"], ["--tp=x"], ["--tp=0"], ["--tp=-1"]])
+@pytest.mark.parametrize(
+    "written", [[], ["--tp"], ["--tp", "--dp", "2"], ["--tp=x"], ["--tp=0"], ["--tp=-1"]]
+)
 def test_what_says_no_size_is_none(written: list[str]) -> None:
     assert Flags.of(written).number(TENSOR_PARALLEL) is None
 

@@ -15,10 +15,10 @@ import msgspec
 import yaml
 from msgspec import Struct
 
+from pdcore.config.sizes import memory
 from pdcore.errors import ConfigError
 from pdcore.group.modes.mode import EngineRole, HostFile
 from pdcore.group.modes.placeholders import Facts, names_in
-from pdcore.group.sizes import memory
 from pdcore.group.spec import CacheProvider, ExtendedKvCache, ModeName
 from pdcore.topology.records import Json
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from pdcore.config.sizes import memory
 from pdcore.group.effective import EffectiveRole
 from pdcore.group.finding import Finding
 from pdcore.group.modes.mode import EngineRole
 from pdcore.group.modes.shared_cache import Refused, attachment
 from pdcore.group.modes.versions import is_provably_below
-from pdcore.group.sizes import memory
 from pdcore.group.spec import ExtendedKvCache
 from pdcore.group.validation.subject import Subject, path_of
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from pdcore.config.sizes import tokens
 from pdcore.group.effective import EffectiveRole
 from pdcore.group.finding import Finding
 from pdcore.group.flags import Flags
-from pdcore.group.sizes import tokens
 from pdcore.group.validation.comparison import Comparison, Verdict
 from pdcore.group.validation.hybrid_cache import compare_flags, is_settled_by_environment
 from pdcore.group.validation.subject import Subject, path_of

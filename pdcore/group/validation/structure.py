@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
+from pdcore.config.sizes import memory
 from pdcore.group.effective import EffectiveRole
 from pdcore.group.finding import Finding, listed
-from pdcore.group.sizes import memory
 from pdcore.group.spec import ENGINE_ROLES, ROLES, GroupSpec, Resources
 from pdcore.group.validation.subject import Subject, path_of
 

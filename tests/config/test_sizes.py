@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pdcore.group.sizes import memory, tokens
+from pdcore.config.sizes import memory, tokens
 
 pytestmark = pytest.mark.unit
 

@@ -7,7 +7,7 @@ capital one of 1,024. For memory Kubernetes' does: ``Gi`` is 2^30, ``G`` is 10^9
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Final
 
@@ -24,6 +24,18 @@ def tokens(text: str) -> int:
         raise ValueError(f"{text!r} is no number of tokens like 131072, 128k (128,000) or 128K (131,072)")
     unit = found[2]
     return _whole(text, found[1], (1024 if unit.isupper() else 1000) ** _POWER[unit.lower()])
+
+
+def token_count(low: int, high: int) -> Callable[[str], int]:
+    """A parser of a setting: a number of tokens within ``low … high``."""
+
+    def parse(value: str) -> int:
+        number = tokens(value)
+        if not low <= number <= high:
+            raise ValueError(f"{value!r} must be a number of tokens from {low} to {high}")
+        return number
+
+    return parse
 
 
 def memory(text: str) -> int:
