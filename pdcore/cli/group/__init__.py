@@ -12,6 +12,7 @@ _COMMANDS: Final = {
     "init": "pdcore.cli.group.writing:init",
     "schema": "pdcore.cli.group.writing:schema",
     "check": "pdcore.cli.group.checking:check",
+    "show": "pdcore.cli.group.showing:show",
     "apply": "pdcore.cli.group.applying:apply",
     "status": "pdcore.cli.group.status:status",
     "scale": "pdcore.cli.group.changing:scale",

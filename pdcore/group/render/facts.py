@@ -16,9 +16,8 @@ from pdcore.group.spec import KvLoadFailurePolicy
 WRITTEN: Final[Mapping[str, Source]] = {
     "model_path": "inherited",
     "model_name": "inherited",
-    "kv_load_failure_policy": "inherited",
 }
-"""Facts that a person wrote about the whole group; all others are derived."""
+"""Facts that a person wrote about the group; all others are derived."""
 _PARALLELISM: Final = (*TENSOR_PARALLEL, *DATA_PARALLEL, *PIPELINE_PARALLEL)
 
 

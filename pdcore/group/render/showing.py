@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final
 
-from pdcore.group.effective import effective_roles
+from pdcore.group.effective import EffectiveRole, effective_roles
 from pdcore.group.modes.mode import Catalogue
 from pdcore.group.render.engine import render_engine
 from pdcore.group.render.facts import GroupFacts, Place
@@ -17,7 +17,8 @@ from pdcore.group.spec import GroupSpec
 from pdcore.topology.records import Json
 
 NO_PLACE: Final = Place()
-HIDDEN: Final = "***"
+PYTHON: Final = "python"
+HIDDEN: Final = "(hidden)"
 _SECRET: Final = (
     "TOKEN",
     "SECRET",
@@ -41,14 +42,14 @@ def shown_roles(catalogue: Catalogue, spec: GroupSpec, choices: Mapping[str, str
         model_name=spec.served_name,
         policy=spec.kv_load_failure_policy,
         roles=roles,
-        python=None,
+        python=PYTHON,
         ascend_connector=choices.get("ascend_connector"),
     )
     return {
         name: render_router(catalogue, mode, group, role, NO_PLACE)
         if role.is_router
         else render_engine(catalogue, mode, group, role, NO_PLACE)
-        for name, role in roles.items()
+        for name, role in _in_order(spec, roles)
     }
 
 
@@ -102,8 +103,8 @@ def _hidden(one: Rendered) -> Rendered:
 
 
 def _member_lines(one: Rendered) -> Iterator[str]:
-    for source, words in groupby(one.argv, key=lambda word: word.source):
-        yield f"{source:9}  {' '.join(_quoted(word.text) for word in words)}"
+    for source, units in groupby(_units(one.argv), key=lambda unit: unit[-1].source):
+        yield f"{source:9}  {' '.join(_quoted(word.text) for unit in units for word in unit)}"
     for name, word in one.env.items():
         yield f"{word.source:9}  env {name}={_quoted(word.text)}"
     for file in one.files:
@@ -116,6 +117,25 @@ def _member_lines(one: Rendered) -> Iterator[str]:
     for problem in one.problems:
         if not problem.is_settled_later:
             yield f"problem: {problem}"
+
+
+def _units(argv: Sequence[Word]) -> Iterator[list[Word]]:
+    """A flag with its values, which say where both come from; every other word alone."""
+    unit: list[Word] = []
+    for word in argv:
+        is_flag = word.text.startswith("-")
+        if unit and (is_flag or not unit[0].text.startswith("-") or "=" in unit[0].text):
+            yield unit
+            unit = []
+        unit.append(word)
+    if unit:
+        yield unit
+
+
+def _in_order(spec: GroupSpec, roles: Mapping[str, EffectiveRole]) -> Iterator[tuple[str, EffectiveRole]]:
+    """As the spec has them."""
+    for name in dict.fromkeys(role.name for role in spec.roles):
+        yield name, roles[name]
 
 
 def _count(port: PortUse) -> str:
