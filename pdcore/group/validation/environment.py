@@ -84,7 +84,7 @@ def _unknown_connector(subject: Subject, written: Sequence[Mapping[str, Json] | 
     assert subject.pair is not None
     return Comparison(
         factor="connector",
-        code="pairing_connector",
+        code="pairing_unverified",
         verdict="undecidable",
         prefill=said[0],
         decode=said[1],

@@ -35,7 +35,6 @@ _CODES: Final[Mapping[str, str]] = {
     "tp_size": "pairing_tp",
     "cp_size": "pairing_cp",
     "transfer_engines": "pairing_transfer_engine",
-    "model_fingerprint": "pairing_model",
 }
 _FLAG_OF: Final[Mapping[str, str]] = {
     "context_length": "max_model_len",

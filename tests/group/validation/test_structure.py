@@ -161,7 +161,7 @@ def test_what_is_allowed_is_not_refused(document: Document) -> None:
 @pytest.mark.parametrize("name", ["prefill", "router"])
 def test_a_role_has_at_least_one_member_and_not_thousands(name: str, replicas: int) -> None:
     with pytest.raises(SpecRefused) as wrong:
-        spec_of(group(**{name: {"replicas": replicas}}))
+        spec_of(group("vllm-nixl", **{name: {"replicas": replicas}}))
     (only,) = wrong.value.findings
     assert (only.code, only.path) == ("out_of_range", f"roles.{name}.replicas")
     assert only.values == {"given": replicas, "lowest": 1, "highest": 512}
