@@ -22,11 +22,15 @@ WRITTEN: Mapping[str, Any] = {
     "name": "g",
     "model": "Qwen/Qwen3-8B",
     "disaggregation": {"mode": "vllm-nixl"},
-    "env": {"HF_TOKEN": "hf_very_secret", "NOTHING_TOKEN": "", "PLAIN": "a b"},
+    "env": {"HF_TOKEN": "hf_very_secret", "NOTHING_TOKEN": "", "TOKENIZERS_PARALLELISM": "a b"},
     "backend_parameters": ["--max-model-len=8192", "--tensor-parallel-size=2"],
     "roles": [
         {"name": "prefill", "replicas": 2, "backend_parameters": ["--tensor-parallel-size", "2"]},
-        {"name": "decode", "env": {}},
+        {
+            "name": "decode",
+            "env": {},
+            "backend_parameters": ["--api-key=sk-1", "--hf-token", "sk-2", "--max-tokens=3"],
+        },
         {"name": "router", "backend_parameters": ["--max-attempts=2"]},
     ],
 }
@@ -67,16 +71,16 @@ def test_effective_says_where_every_value_comes_from(file: Path) -> None:
         "  inherited  --served-model-name Qwen3-8B",
         "  derived    --host {{worker_ip}} --port {{port}}",
         "  user       --tensor-parallel-size 2",
-        "  inherited  --max-model-len=8192 --tensor-parallel-size=2",
+        "  user       '--api-key=(hidden)' --hf-token '(hidden)' --max-tokens=3",
         "  inherited  env HF_TOKEN='(hidden)'",
         "  inherited  env NOTHING_TOKEN=''",
-        "  inherited  env PLAIN='a b'",
+        "  inherited  env TOKENIZERS_PARALLELISM='a b'",
         "  derived    env UCX_NET_DEVICES={{net_device}}",
         "  derived    port kv_side_channel x1",
         "  user       --max-attempts=2",
     ):
         assert line in lines, done.stdout
-    assert "hf_very_secret" not in done.stdout
+    assert not any(secret in done.stdout for secret in ("hf_very_secret", "sk-1", "sk-2"))
     assert not any("problem" in line for line in lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
@@ -19,16 +20,7 @@ from pdcore.topology.records import Json
 NO_PLACE: Final = Place()
 PYTHON: Final = "python"
 HIDDEN: Final = "(hidden)"
-_SECRET: Final = (
-    "TOKEN",
-    "SECRET",
-    "PASSWORD",
-    "PASSWD",
-    "CREDENTIAL",
-    "API_KEY",
-    "ACCESS_KEY",
-    "PRIVATE_KEY",
-)
+_SECRET: Final = frozenset("token secret password passwd credential credentials key".split())
 
 
 def shown_roles(catalogue: Catalogue, spec: GroupSpec, choices: Mapping[str, str]) -> dict[str, Rendered]:
@@ -81,9 +73,9 @@ def lines(catalogue: Catalogue, spec: GroupSpec, roles: Mapping[str, Rendered]) 
         yield from (f"  {line}" for line in _member_lines(_hidden(one)))
 
 
-def is_secret(variable: str) -> bool:
-    """Whether the value of a variable of that name is not for eyes."""
-    return any(word in variable.upper() for word in _SECRET)
+def is_secret(name: str) -> bool:
+    """Whether what a variable or flag of that name says is not for eyes."""
+    return not _SECRET.isdisjoint(name.lower().replace("-", "_").split("_"))
 
 
 def _hidden(one: Rendered) -> Rendered:
@@ -91,15 +83,19 @@ def _hidden(one: Rendered) -> Rendered:
         name: Word(HIDDEN, word.source) if is_secret(name) and word.text else word
         for name, word in one.env.items()
     }
-    return Rendered(
-        role=one.role,
-        argv=one.argv,
-        env=env,
-        files=one.files,
-        ports=one.ports,
-        notes=one.notes,
-        problems=one.problems,
-    )
+    return replace(one, argv=tuple(_hidden_words(one.argv)), env=env)
+
+
+def _hidden_words(argv: Sequence[Word]) -> Iterator[Word]:
+    hides = False
+    for word in argv:
+        flag, equals, _ = word.text.partition("=")
+        is_flag = flag.startswith("--")
+        if is_flag and is_secret(flag) and equals:
+            yield Word(f"{flag}={HIDDEN}", word.source)
+        else:
+            yield Word(HIDDEN, word.source) if hides and not is_flag else word
+        hides = is_flag and is_secret(flag) and not equals
 
 
 def _member_lines(one: Rendered) -> Iterator[str]:
