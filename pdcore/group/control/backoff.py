@@ -36,10 +36,6 @@ class Exits:
         recent = sum(now - one <= LOOP_WITHIN_S for one in at)
         return Exits(at, failed=status == MISCONFIGURED or recent >= LOOP_EXITS)
 
-    def recovered(self) -> Exits:
-        """The same once the member serves: no error, and still counted until it has lasted."""
-        return Exits(self.at, failed=False)
-
     @property
     def again_at(self) -> float:
         """When to start it again."""

@@ -29,6 +29,7 @@ from pdcore.group.control.seen import Seen
 from pdcore.group.control.writing import GroupWriter
 from pdcore.registry import ordering
 from pdcore.registry.operator import give_order
+from pdcore.registry.ordering import Give, TakeBack
 from pdcore.registry.store import Store
 from pdcore.topology.keys import Keyspace
 
@@ -110,7 +111,8 @@ class Controller:
         else:
             decide = partial(ordering.end_start, incarnation=command.incarnation, by=by)
         ordered = await give_order(self._store, self._keyspace, command.instance_id, decide)
-        self._say(ordered.decision.sentence)
+        if isinstance(ordered.decision, Give | TakeBack):
+            self._say(ordered.decision.sentence)
 
     async def _prove(self, seen: Seen, generation: int, proof: str) -> None:
         frozen = seen.generations.get(generation)

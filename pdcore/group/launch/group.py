@@ -144,7 +144,7 @@ def _tell_applied(log: PrefixedLog, spec: GroupSpec, applied: Applied) -> None:
 
 async def _tell_states(follower: GroupFollower, log: PrefixedLog, access: StoreAccess) -> None:
     """Say the group's state whenever it is another one, and where clients ask."""
-    said, changed = "", asyncio.Event()
+    said, told, changed = "", set[str](), asyncio.Event()
     follower.view.observe(lambda _: changed.set())
     while True:
         changed.clear()
@@ -155,8 +155,10 @@ async def _tell_states(follower: GroupFollower, log: PrefixedLog, access: StoreA
             if line != said:
                 said = line
                 log.say(line)
-                for url in status.endpoints(seen.group, seen.plan, seen.topology):
-                    log.say(f"router: {url}   store: {access.url}")
+            urls = set(status.endpoints(seen.group, seen.plan, seen.topology))
+            for url in sorted(urls - told):
+                log.say(f"router: {url}   store: {access.url}")
+            told = urls
         await changed.wait()
 
 
