@@ -13,7 +13,9 @@ from pdcore.cli.terminal import failing_in_one_line, reading_store
 from pdcore.config import COMMON, CommonConfig, load, options
 from pdcore.group.control import applying
 from pdcore.group.control.applying import Applied
+from pdcore.group.modes.vendors import vendors_of
 from pdcore.group.spec import GroupSpec
+from pdcore.group.validation.check import accepted
 from pdcore.registry.connect import open_store
 from pdcore.topology.keys import Keyspace
 
@@ -39,7 +41,11 @@ def apply(file: Path, as_json: bool, **flags: str | None) -> None:
 
 async def _apply(config: CommonConfig, spec: GroupSpec) -> Applied:
     async with open_store(config.store_access) as store:
-        return await applying.apply(store, Keyspace(cluster=config.cluster), spec)
+        keyspace = Keyspace(cluster=config.cluster)
+        if spec.vendor is None:  # else the user knows of accelerators that nobody runs on yet
+            standing = await applying.read(store, keyspace, spec.name)
+            accepted(spec, vendors=vendors_of(standing.topology))
+        return await applying.apply(store, keyspace, spec)
 
 
 def _document(spec: GroupSpec, applied: Applied) -> dict[str, object]:

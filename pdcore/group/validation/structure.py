@@ -218,7 +218,8 @@ def _vendor(subject: Subject) -> Iterator[Finding]:
             code="vendor_not_in_cluster",
             path="disaggregation.vendor" if spec.vendor else "disaggregation.mode",
             message=f"cannot run here: it needs {' or '.join(sorted(wanted))}, the cluster has {', '.join(sorted(known))}",
-            remedy="choose a mode for what the cluster has (pdcore modes resolve), or another cluster",
+            remedy="choose a mode for what the cluster has (pdcore modes resolve), or another cluster; "
+            "write disaggregation.vendor if such machines are yet to join",
             values={"wanted": listed(sorted(wanted)), "cluster": listed(sorted(known))},
         )
 
