@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
+from typing import Final
 
 from pdcore.config.sizes import memory
 from pdcore.group.effective import EffectiveRole
 from pdcore.group.finding import Finding, listed
+from pdcore.group.flags import Flags
 from pdcore.group.spec import ENGINE_ROLES, ROLES, GroupSpec, Resources
 from pdcore.group.validation.subject import Subject, path_of
+
+_ADDRESS: Final = ("host", "port")
 
 
 def findings(subject: Subject) -> Iterator[Finding]:
@@ -189,6 +193,7 @@ def _engine(subject: Subject, role: EffectiveRole) -> Iterator[Finding]:
             remedy="choose a mode for that engine, or mode custom to bring connector and ports yourself",
             values={"given": role.backend, "mode": mode.name, "supported": listed(mode.backends)},
         )
+    yield from _owned_flags(subject, role)
     if role.backend == "custom" and role.run_command is None:
         yield Finding(
             code="command_missing",
@@ -196,6 +201,24 @@ def _engine(subject: Subject, role: EffectiveRole) -> Iterator[Finding]:
             message="nobody knows how to start an engine of backend custom",
             remedy="write run_command, here or for the whole group",
         )
+
+
+def _owned_flags(subject: Subject, role: EffectiveRole) -> Iterator[Finding]:
+    """Flags come last on a command line and would win: over the address that others know, and over the mode's own."""
+    recipe = next((one for name, one in subject.mode.roles.items() if name == role.name), None)
+    if recipe is None or role.backend == "pdcore" or role.run_command is not None:
+        return
+    own = {flag.name for flag in Flags.of(recipe.args).flags}
+    for flag in dict.fromkeys(role.flags.flags):
+        if flag.name in _ADDRESS or flag.name in own:
+            yield Finding(
+                code="engine_flag_owned",
+                path=path_of(role, "backend_parameters"),
+                message=f"--{flag.name} is set for every member"
+                f"{f' by mode {subject.mode.name}' if flag.name in own else ', and nobody would find it elsewhere'}",
+                remedy="remove it",
+                values={"role": role.name, "flag": f"--{flag.name}", "given": flag.value},
+            )
 
 
 def _vendor(subject: Subject) -> Iterator[Finding]:

@@ -114,6 +114,18 @@ REFUSED: list[tuple[str, Document, str, str]] = [
         "kv_transfer_config_invalid",
         "roles.decode.backend_parameters",
     ),
+    (
+        "engine's port",
+        group(prefill={"backend_parameters": ["--port=9000"]}),
+        "engine_flag_owned",
+        "roles.prefill.backend_parameters",
+    ),
+    (
+        "engine's side",
+        group("sglang-nixl", backend_parameters=["--disaggregation-mode", "null"]),
+        "engine_flag_owned",
+        "backend_parameters",
+    ),
     ("custom", group("custom", decode={"backend": "custom"}), "command_missing", "roles.decode.run_command"),
     ("custom", group("custom", router={"protocol": None}), "custom_router_undecided", "roles.router"),
     ("custom", group("custom", router={"run_command": "my-router"}), "custom_router_twice", "roles.router"),
@@ -146,6 +158,7 @@ def test_a_plain_group_is_accepted_in_every_mode(mode: str) -> None:
         group(router={"backend_parameters": ["--decode-policy=random"]}),
         group(disaggregation={"vendor": "nvidia"}),
         group("custom", prefill={"backend": "sglang"}),
+        group("custom", prefill={"backend_parameters": ["--port=1", "--disaggregation-mode=null"]}),
         group("custom", router={"protocol": None, "run_command": "my-router --port 1"}),
         group("custom", run_command="serve", backend="custom", router={"protocol": None}),
         group(
