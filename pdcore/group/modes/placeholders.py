@@ -8,7 +8,7 @@ it is, a number as a number.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from pdcore.errors import ConfigError
@@ -93,15 +93,6 @@ def cause_of(name: str) -> str:
 def is_settled_later(name: str) -> bool:
     """Whether nobody can know what ``name`` is before a member has its place."""
     return name.partition(".")[0] in _LATER
-
-
-def refuse_unresolved(places: Iterable[tuple[str, Json]]) -> None:
-    """Raise :class:`Unresolved` with every placeholder that is left in ``places``: where it stands, and the text."""
-    left = dict.fromkeys((where, name) for where, value in places for name in names_in(value))
-    if left:
-        raise Unresolved(
-            *(f"{where}: {{{{{name}}}}} is not resolved: {cause_of(name)}" for where, name in left)
-        )
 
 
 def _in_text(text: str, facts: Facts) -> Fact:

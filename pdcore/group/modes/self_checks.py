@@ -100,7 +100,7 @@ def check_peers(catalogue: Catalogue) -> Problems:
         if router is None:
             continue
         for band in sorted(_peer_bands([*router.peers.get("prefill", ())])):
-            if mode.name != CUSTOM and band not in {one.name for one in mode.bands_of("prefill")}:
+            if band not in {one.name for one in mode.bands_of("prefill")}:
                 yield f"mode {mode.name}: its router is told prefill's band {band}, which it has not"
         known = {one.name for role in mode.roles.values() for one in role.bands}
         for band in sorted(_peer_bands(_bodies(router)) - known):

@@ -6,12 +6,11 @@ import pytest
 
 from pdcore.group.modes.placeholders import (
     Facts,
-    Unresolved,
     cause_of,
     in_text,
+    is_settled_later,
     malformed_in,
     names_in,
-    refuse_unresolved,
     substituted,
 )
 from pdcore.topology.records import Json
@@ -78,14 +77,10 @@ def test_every_missing_name_has_a_cause(name: str, cause: str) -> None:
     assert cause in cause_of(name)
 
 
-def test_a_launch_is_refused_with_every_name_once() -> None:
-    places: list[tuple[str, Json]] = [
-        ("env UCX_NET_DEVICES", "{{net_device}}"),
-        ("args", ["{{ports.x}}", "{{ports.x}}", "{{ chat }}"]),
+def test_what_only_a_place_tells_is_told_apart() -> None:
+    assert [is_settled_later(name) for name in ("ports.x", "net_device", "roles.decode.tp_size", "prot")] == [
+        True,
+        True,
+        False,
+        False,
     ]
-    with pytest.raises(Unresolved) as refused:
-        refuse_unresolved(places)
-    first, second = refused.value.problems
-    assert first.startswith("env UCX_NET_DEVICES: {{net_device}} is not resolved: the interface for KV")
-    assert second.startswith("args: {{ports.x}} is not resolved")
-    refuse_unresolved([("args", ["--chat-template", "{{ messages }}"])])
