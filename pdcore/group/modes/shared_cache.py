@@ -5,6 +5,7 @@ The table is data (``shared_caches.yaml``). What is not in it is refused: nobody
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -55,7 +56,7 @@ class Attachment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     roles: dict[EngineRole, Part]
     versions: str | None = None
     note: str = ""
-    options: Literal["descriptor", "files", "nowhere"] = "nowhere"
+    options: Literal["descriptor", "files", "args"]
 
 
 class ModeCaches(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -86,12 +87,9 @@ def shared_caches() -> Caches:
         raise ConfigError(f"{FILE}: {' '.join(str(wrong).split())}") from None
 
 
-def attachment(
-    mode: str, role: EngineRole, wanted: ExtendedKvCache, caches: Caches | None = None
-) -> Attachment | Refused:
+def attachment(mode: ModeName, role: EngineRole, wanted: ExtendedKvCache) -> Attachment | Refused:
     """What ``wanted`` is in ``mode`` for ``role``, whose part is then there."""
-    table = shared_caches() if caches is None else caches
-    here = next((found for name, found in table.items() if name == mode), None)
+    here = shared_caches().get(mode)
     if here is None:
         return Refused(
             code="cache_not_in_mode", message=f"mode {mode} composes no KV cache with its own transport"
@@ -129,18 +127,21 @@ def facts_of(wanted: ExtendedKvCache, ranks: int | None) -> Facts:
 def fitted(part: Part, found: Attachment, wanted: ExtendedKvCache, facts: Facts) -> Part:
     """``part`` without what only an absent size or ratio would fill, and with the spec's own options."""
     missing = _OPTIONAL - facts.keys()
+    options = dict(wanted.options or {})
+    args = [word for word in part.args if not missing & set(names_in(word))]
     descriptor = None if part.descriptor is None else _without(part.descriptor, missing)
     written = part.files
-    options = dict(wanted.options or {})
     if options and found.options == "descriptor" and descriptor is not None:
         descriptor[_EXTRA] = {**descriptor.get(_EXTRA, {}), **options}
-    if options and found.options == "files":
+    elif options and found.options == "files":
         written = tuple(
             msgspec.structs.replace(one, content={**(one.content or {}), **options}) for one in part.files
         )
+    elif options and found.options == "args":
+        args += [_flag(name, value) for name, value in options.items()]
     return Part(
         descriptor=descriptor,
-        args=tuple(word for word in part.args if not missing & set(names_in(word))),
+        args=tuple(args),
         env={name: value for name, value in part.env.items() if not missing & set(names_in(value))},
         files=written,
     )
@@ -169,6 +170,12 @@ def _without(descriptor: Mapping[str, Any], missing: frozenset[str]) -> dict[str
         elif not missing & set(names_in(value)):
             made[name] = value
     return made
+
+
+def _flag(name: str, value: Json) -> str:
+    """An option as a flag, alone where it is only switched on."""
+    flag = f"--{name.lstrip('-').replace('_', '-')}"
+    return flag if value is True else f"{flag}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _unsupported(mode: str, wanted: ExtendedKvCache, here: ModeCaches) -> Refused:

@@ -11,7 +11,7 @@ from pdcore.group.modes.mode import EngineRole
 from pdcore.group.modes.shared_cache import Attachment, Refused, attachment, composed, shared_caches
 from pdcore.group.modes.versions import floor_of
 from pdcore.group.render.rendered import Rendered
-from pdcore.group.spec import MODES, ExtendedKvCache
+from pdcore.group.spec import MODES, ExtendedKvCache, ModeName
 from tests.group.render.rendering import member, spec
 
 pytestmark = pytest.mark.unit
@@ -167,7 +167,7 @@ def test_sglangs_local_cache_is_flags(role: str, cache: dict[str, Any], flags: t
     ],
 )
 def test_what_is_not_in_the_table_is_refused(
-    mode: str, role: EngineRole, cache: dict[str, Any], code: str
+    mode: ModeName, role: EngineRole, cache: dict[str, Any], code: str
 ) -> None:
     found = attachment(mode, role, ExtendedKvCache(**cache))
     assert isinstance(found, Refused)
@@ -211,6 +211,19 @@ def test_options_go_where_the_connector_reads_them() -> None:
         "master_server_address": "10.1.1.1:6555",
         "global_segment_size": "1GB",
     }
+
+
+def test_options_of_a_local_cache_reach_the_connector_or_the_engine() -> None:
+    cache = {"kind": "local", "options": {"lmcache.chunk_size": 256}}
+    store = descriptor(rendered("vllm-nixl", "decode", cache))["kv_connector_extra_config"]["connectors"][1]
+    assert store["kv_connector_extra_config"] == {"lmcache.chunk_size": 256}
+    flags = {"kind": "local", "options": {"hicache_io_backend": "kernel", "hicache-write-back": True}}
+    made = rendered("sglang-nixl", "prefill", flags)
+    assert made.command[-3:] == (
+        "--enable-hierarchical-cache",
+        "--hicache-io-backend=kernel",
+        "--hicache-write-back",
+    )
 
 
 def test_a_service_without_a_port_is_not_started_with() -> None:
