@@ -178,7 +178,8 @@ class Stage:
 
     def seen_by_router(self) -> dict[str, Any]:
         """The router's view."""
-        read: dict[str, Any] = httpx.get(f"{self.url}/pdcore/topology", timeout=30, trust_env=False).json()
+        admin_url = self.record(f"routers/{GROUP}-router-1")["admin_url"]
+        read: dict[str, Any] = httpx.get(f"{admin_url}/pdcore/topology", timeout=30, trust_env=False).json()
         return read
 
     def put(self, key: str, value: Mapping[str, object]) -> None:

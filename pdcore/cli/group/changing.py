@@ -135,7 +135,7 @@ def _is_as_wished(seen: Seen) -> bool:
     plan = seen.plan
     if plan.leaving or any(len(plan.of(role)) != count for role, count in plan.replicas.items()):
         return False
-    return all(is_ready(seen.group, one, seen.topology) for one in plan.members)
+    return all(is_ready(seen.group, one, seen.topology, seen.slots) for one in plan.members)
 
 
 async def _restart(config: CommonConfig, group: str, asked: Restarting, *, wait: bool) -> int:

@@ -99,6 +99,8 @@ async def restart(
         number = changing.next_number(standing.topology.groups[group].generations)
         changed = changing.restarted(group, plan, number, asked, time.time())
         generation = frozen(standing.spec, number, __version__)
+        if asked.kind == "blue-green" and generation.mode == "custom":
+            raise ConfigError(changing.NOT_PROVABLE)
         await _written(GroupWriter(store, keyspace, group).revise(revision, changed, generation))
         return standing, generation
 

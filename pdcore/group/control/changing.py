@@ -19,6 +19,8 @@ NO_PARTS: Final = (
     "and engines accept such a pair and answer wrongly"
 )
 
+NOT_PROVABLE: Final = "members of mode custom do not register, so nobody can send one request to a candidate; restart without --blue-green"
+
 
 class Conflict(PdcoreError):
     """Something else is under way; the sentence says what."""

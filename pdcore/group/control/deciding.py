@@ -142,7 +142,7 @@ def victims(seen: Seen, have: list[Member], count: int, load: Mapping[str, int])
 
     def cost(one: Member) -> tuple[bool, int, int]:
         return (
-            is_ready(seen.group, one, seen.topology),
+            is_ready(seen.group, one, seen.topology, seen.slots),
             load.get(one.name_in(seen.group), 0),
             -one.number,
         )
@@ -175,7 +175,7 @@ def _stop_start(seen: Seen, restart: Restart) -> Iterator[Step]:
         return
     wanted = [one for role in ROLES for one in plan.of(role)]
     enough = len(wanted) == sum(plan.replicas.values())
-    if enough and all(is_ready(seen.group, one, seen.topology) for one in wanted):
+    if enough and all(is_ready(seen.group, one, seen.topology, seen.slots) for one in wanted):
         yield _ended(seen, restart, "done", "")
     elif seen.now >= restart.deadline:
         yield _ended(seen, restart, "lapsed", "not everything was ready in time")
@@ -184,7 +184,7 @@ def _stop_start(seen: Seen, restart: Restart) -> Iterator[Step]:
 def _candidate(seen: Seen, restart: Restart, evidence: Evidence) -> Iterator[Step]:
     members = engines_of(seen.plan, restart.to)
     failed = [one for one in members if one in seen.slots and seen.slots[one].failed]
-    waiting = [one for one in members if not is_ready(seen.group, one, seen.topology)]
+    waiting = [one for one in members if not is_ready(seen.group, one, seen.topology, seen.slots)]
     if failed:
         word = seen.slots[failed[0]].word
         why = (word.why if word is not None else "") or "it wrote nothing"

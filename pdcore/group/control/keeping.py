@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
-from pdcore.group.control.backoff import Exits
+from pdcore.group.control.backoff import MISCONFIGURED, Exits
 from pdcore.group.control.generation import Generation
 from pdcore.group.control.members import ROUTERS, Member, MemberRole
 from pdcore.group.control.seen import Seen
@@ -18,6 +18,8 @@ from pdcore.group.control.slots import SlotPhase, SlotWord
 from pdcore.group.control.state import is_ready
 from pdcore.topology.orders import DRAINED
 
+CANNOT_START: Final = MISCONFIGURED
+"""The exit status of a member that was not even started: what it was given cannot work here."""
 ChildPhase = Literal["running", "stopping"]
 
 
@@ -27,6 +29,7 @@ class ChildSeen:
 
     phase: ChildPhase
     pid: int | None = None
+    serving: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +117,7 @@ def _depends_on_nobody(seen: Seen, member: Member) -> bool:
     needed = [one for one in roles if one in role.dependencies and one != member.role]
     number = seen.plan.active if member.generation == ROUTERS else member.generation
     return all(
-        any(is_ready(seen.group, one, seen.topology) for one in seen.plan.of(role_needed, number))
+        any(is_ready(seen.group, one, seen.topology, seen.slots) for one in seen.plan.of(role_needed, number))
         for role_needed in needed
     )
 
@@ -162,7 +165,7 @@ def _why_stop(seen: Seen, member: Member) -> str | None:
 
 def _word(seen: Seen, own: Own, member: Member) -> SlotWord:
     child, exits = own.children.get(member), own.exits.get(member, Exits())
-    serves = is_ready(seen.group, member, seen.topology)
+    serves = is_ready(seen.group, member, seen.topology, seen.slots)
     phase: SlotPhase = "waiting" if exits.count else "held"
     if child is not None:
         phase = child.phase
@@ -173,5 +176,6 @@ def _word(seen: Seen, own: Own, member: Member) -> SlotWord:
         pid=None if child is None else child.pid,
         exits=exits.count,
         failed=failed,
+        serving=child is not None and child.serving and child.phase == "running",
         why=own.whys.get(member, "") if exits.count and not serves else "",
     )

@@ -88,9 +88,14 @@ def state_of(facts: Facts) -> GroupState:
     )
 
 
-def is_ready(group: str, member: Member, topology: Topology) -> bool:
-    """Whether ``member`` could take requests if its generation were the active one."""
-    name = member.name_in(group)
+def is_ready(group: str, member: Member, topology: Topology, slots: Mapping[Member, Slot]) -> bool:
+    """Whether ``member`` could take requests if its generation were the active one.
+
+    Who does not register is as ready as its supervisor says.
+    """
+    name, slot = member.name_in(group), slots.get(member)
+    if slot is not None and slot.word is not None and slot.word.serving:
+        return True
     if member.role == "router":
         return name in topology.routers
     found = topology.instances.get(name)
@@ -107,7 +112,7 @@ def _count(facts: Facts, role: MemberRole) -> RoleCount:
     living = plan.of(role)
     return RoleCount(
         desired=plan.replicas.get(role, 0),
-        ready=sum(is_ready(facts.group, one, facts.topology) for one in living),
+        ready=sum(is_ready(facts.group, one, facts.topology, facts.slots) for one in living),
         draining=len(of_role(plan.leaving, plan.active, role)),
         failed=sum(one in facts.slots and facts.slots[one].failed for one in living),
     )

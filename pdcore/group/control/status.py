@@ -142,7 +142,7 @@ def _member(status: Status, member: Member) -> dict[str, Json]:
         "role": member.role,
         "generation": member.generation or None,
         "state": _state(seen, member, slot),
-        "ready": is_ready(seen.group, member, seen.topology),
+        "ready": is_ready(seen.group, member, seen.topology, seen.slots),
         "requests": status.load.get(name),
         "supervisor": None if word is None else word.supervisor,
         "pid": None if word is None else word.pid,

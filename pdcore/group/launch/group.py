@@ -10,7 +10,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 from typing import Final, TextIO
 
 import httpx
@@ -19,26 +18,25 @@ from pdcore import __version__, telemetry
 from pdcore.beside import running_beside
 from pdcore.clock import Clock, SystemClock
 from pdcore.config import StoreAccess, UpConfig
+from pdcore.config.member_network import PortRange
 from pdcore.errors import AccessRefused, ConfigError, StoreError
 from pdcore.group.control import status
 from pdcore.group.control.applying import Applied, apply
 from pdcore.group.control.asking import Asking
 from pdcore.group.control.controller import Controller
 from pdcore.group.control.following import GroupFollower
-from pdcore.group.control.keeping import generation_of_member
-from pdcore.group.control.members import ENGINE_ROLES, Member
-from pdcore.group.control.seen import Seen
+from pdcore.group.control.members import ENGINE_ROLES
 from pdcore.group.control.writing import GroupWriter
 from pdcore.group.launch import embedded_etcd
 from pdcore.group.launch.child import Grace
 from pdcore.group.launch.embedded_etcd import EmbeddedEtcd
-from pdcore.group.launch.group_processes import NATIVE, Machine, process_of
+from pdcore.group.launch.group_processes import NATIVE, Here, Processes
 from pdcore.group.launch.keeper import Keeper
 from pdcore.group.launch.local import Supervisor
 from pdcore.group.launch.log import PrefixedLog
-from pdcore.group.launch.members import Member as Process
 from pdcore.group.launch.up import BEYOND_DRAIN_S, as_config_error, signals_cancel, threads_each
-from pdcore.group.spec import GroupSpec
+from pdcore.group.ports.holding import HeldPorts
+from pdcore.group.spec import DEFAULT_SERVICE_PORTS, GroupSpec
 from pdcore.registry import machine
 from pdcore.registry.connect import admitted_store
 from pdcore.registry.store import Store
@@ -102,10 +100,10 @@ async def _kept_up(
         follower = GroupFollower(store, keyspace, spec.name, clock)
         client = await opened.enter_async_context(httpx.AsyncClient(trust_env=False, timeout=10.0))
         await opened.enter_async_context(follower.following())
-        process = partial(_process, _machine(config, spec, access))
-        keeper = Keeper(
-            _name(), store, GroupWriter(store, keyspace, spec.name), follower, process, log, grace, clock
-        )
+        ports = opened.enter_context(HeldPorts(_port_range(spec)))
+        processes = Processes(_here(config, spec, access), ports)
+        writer = GroupWriter(store, keyspace, spec.name)
+        keeper = Keeper(_name(), store, writer, follower, processes, log, grace, clock)
         controller = Controller(store, keyspace, follower, Asking(client), log.say)
         await opened.enter_async_context(keeper.keeping())
         await opened.enter_async_context(running_beside(controller.control()))
@@ -162,15 +160,13 @@ async def _tell_states(follower: GroupFollower, log: PrefixedLog, access: StoreA
         await changed.wait()
 
 
-def _process(machine_: Machine, seen: Seen, member: Member) -> Process:
-    generation = generation_of_member(seen, member)
-    assert generation is not None, "nothing is started from a generation that is not there"
-    return process_of(seen.group, member, generation, machine_)
+def _port_range(spec: GroupSpec) -> PortRange:
+    return PortRange.parse(spec.network.service_port_range or DEFAULT_SERVICE_PORTS)
 
 
-def _machine(config: UpConfig, spec: GroupSpec, access: StoreAccess) -> Machine:
+def _here(config: UpConfig, spec: GroupSpec, access: StoreAccess) -> Here:
     engines = sum(spec.replicas.get(role, 0) for role in ENGINE_ROLES)
-    return Machine(
+    return Here(
         cluster=config.cluster,
         access=access,
         port=config.port,

@@ -1,29 +1,43 @@
-"""The command line of each member of a group on this machine. Pure.
+"""The process of each member of a group on this machine: rendered from its frozen generation and its place here.
 
-A member is started from its frozen generation, and from what only this machine knows: the store, the router's port, how
-many cores there are. What the supervisor decides comes after what the spec says, and so wins.
+Ports of members that cannot pick their own are held here for as long as they are members. What only this machine knows
+(how the store is entered, how many cores there are) is added behind, unless the spec says it.
 """
 
 from __future__ import annotations
 
-import shlex
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 from pdcore.config import StoreAccess
-from pdcore.group.control.generation import FrozenRole, Generation
-from pdcore.group.control.members import Member
+from pdcore.errors import PdcoreError
+from pdcore.group.control.generation import Generation
+from pdcore.group.control.keeping import generation_of_member
+from pdcore.group.control.members import ENGINE_ROLES, Member
+from pdcore.group.control.seen import Seen
+from pdcore.group.flags import Flags
 from pdcore.group.launch.members import HOST
 from pdcore.group.launch.members import Member as Process
+from pdcore.group.modes.catalogue import catalogue
+from pdcore.group.modes.mode import Mode
+from pdcore.group.ports.holding import HeldPorts
+from pdcore.group.render.engine import render_engine
+from pdcore.group.render.facts import GroupFacts, Peer, Place, PortBand
+from pdcore.group.render.frozen_roles import frozen_group
+from pdcore.group.render.needs import HTTP, needs_of
+from pdcore.group.render.rendered import Rendered
+from pdcore.group.render.router import render_router
 from pdcore.telemetry import LogFormat
 
-NATIVE = "pdcore"
+NATIVE: Final = "pdcore"
+_OWN: Final = ("pdcore.engine", "pdcore.router")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What members on this machine have in common. ``port`` is the first router's; 0 lets each pick one."""
+class Here:
+    """What members on this machine have in common. ``port`` is the first router's; 0 takes one of the range."""
 
     cluster: str
     access: StoreAccess
@@ -32,63 +46,111 @@ class Machine:
     drain_timeout_s: float
     log_format: LogFormat
     log_level: str
+    accelerators: int | None = None
 
 
-def process_of(group: str, member: Member, generation: Generation, machine: Machine) -> Process:
-    """How ``member`` is started."""
-    role, name = generation.roles[member.role], member.name_in(group)
-    if role.run_command is not None:
-        argv = tuple(shlex.split(role.run_command)) + role.parameters
-    elif member.role == "router":
-        argv = _router(name, member, role, machine)
-    else:
-        argv = _engine(group, name, member, generation, machine)
-    return Process(name=name, argv=argv, secrets={**role.env, **_secrets(machine)})
+@dataclass(slots=True)
+class Processes:
+    """Says how members are started. Mutable: the ports that are held for them in ``ports``."""
+
+    here: Here
+    ports: HeldPorts
+    _known: dict[int, GroupFacts] = field(default_factory=dict)
+
+    def of(self, seen: Seen, member: Member) -> Process:
+        """The process of ``member``. PdcoreError with every reason when it cannot be started here."""
+        generation = generation_of_member(seen, member)
+        if generation is None:
+            raise PdcoreError(f"{member.label} has no generation to be started from")
+        rendered, port = self._rendered(seen, member, generation)
+        if rendered.problems:
+            raise PdcoreError("; ".join(map(str, rendered.problems)))
+        argv = rendered.command
+        return Process(
+            name=member.name_in(seen.group),
+            argv=(*argv, *self._local(argv)),
+            secrets={**rendered.environment, **self._secrets()},
+            port=None if generation.mode == NATIVE else port,
+        )
+
+    def give_back(self, group: str, member: Member) -> None:
+        """Nobody needs the ports of ``member`` any more."""
+        self.ports.give_back(member.name_in(group))
+
+    def _rendered(self, seen: Seen, member: Member, generation: Generation) -> tuple[Rendered, int | None]:
+        facts, mode = self._facts(seen.group, generation), catalogue().mode(generation.mode)
+        place = self._place(seen.group, member, facts, mode)
+        role = facts.roles[member.role]
+        if member.role != "router":
+            return render_engine(catalogue(), mode, facts, role, place), place.port
+        peers = None if mode.name == NATIVE else self._peers(seen, facts, mode)
+        return render_router(catalogue(), mode, facts, role, place, peers), place.port
+
+    def _facts(self, group: str, generation: Generation) -> GroupFacts:
+        known = self._known.get(generation.number)
+        if known is None:
+            known = self._known[generation.number] = frozen_group(
+                group,
+                generation.document,
+                python=sys.executable,
+                store=self.here.access.url,
+                cluster=self.here.cluster,
+            )
+        return known
+
+    def _place(self, group: str, member: Member, facts: GroupFacts, mode: Mode) -> Place:
+        name = member.name_in(group)
+        needs = needs_of(catalogue(), mode, facts.roles[member.role], self.here.accelerators)
+        held = self.ports.take(name, needs)
+        port = held[HTTP].base if HTTP in held else None
+        if member.role == "router" and self.here.port:
+            port = self.here.port + member.number - 1
+        return Place(
+            instance_id=name,
+            worker_ip=HOST,
+            port=port,
+            bands=_bands(held),
+            accelerators=self.here.accelerators,
+        )
+
+    def _peers(self, seen: Seen, facts: GroupFacts, mode: Mode) -> Sequence[Peer]:
+        """The engines of the generation that takes the traffic: all have their places on this machine."""
+        found = []
+        for role in ENGINE_ROLES:
+            for member in seen.plan.of(role):
+                place = self._place(seen.group, member, facts, mode)
+                if place.port is not None:
+                    found.append(Peer(role=role, ip=HOST, port=place.port, bands=place.bands))
+        return found
+
+    def _local(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """Flags of pdcore's own programs that nobody wrote."""
+        program = next((one for one in _OWN if one in argv[:3]), None)
+        if program is None:
+            return ()
+        given = {flag.name for flag in Flags.of(argv).flags}
+        known = {
+            "drain-timeout-s": f"{self.here.drain_timeout_s:g}",
+            "log-format": self.here.log_format,
+            "log-level": self.here.log_level,
+        }
+        if "store" in given:
+            known |= self._login()
+        if program == "pdcore.engine":
+            known["torch-threads"] = str(self.here.torch_threads)
+        return tuple(
+            word for name, value in known.items() if name not in given for word in (f"--{name}", value)
+        )
+
+    def _login(self) -> dict[str, str]:
+        access = self.here.access
+        login = {"user": access.user, "ca": access.ca, "cert": access.cert, "key": access.key}
+        return {f"store-{name}": value for name, value in login.items() if value is not None}
+
+    def _secrets(self) -> dict[str, str]:
+        password = self.here.access.password
+        return {} if password is None else {"PDCORE_STORE_PASSWORD": password}
 
 
-def _engine(
-    group: str, name: str, member: Member, generation: Generation, machine: Machine
-) -> tuple[str, ...]:
-    flags = {
-        **_shared(machine),
-        "role": member.role,
-        "instance-id": name,
-        "group": group,
-        "generation": str(member.generation),
-        "model": generation.model,
-        "model-name": generation.model_name,
-        "port": "0",
-        "bootstrap-port": "0",
-    }
-    first = {"torch-threads": str(machine.torch_threads)}
-    parameters = generation.roles[member.role].parameters
-    return (sys.executable, "-m", "pdcore.engine", *_words(first), *parameters, *_words(flags))
-
-
-def _router(name: str, member: Member, role: FrozenRole, machine: Machine) -> tuple[str, ...]:
-    port = machine.port + member.number - 1 if machine.port else 0
-    flags = {**_shared(machine), "port": str(port), "router-id": name}
-    return (sys.executable, "-m", "pdcore.router", *role.parameters, *_words(flags))
-
-
-def _shared(machine: Machine) -> dict[str, str]:
-    access = machine.access
-    login = {"user": access.user, "ca": access.ca, "cert": access.cert, "key": access.key}
-    return {
-        "store": access.url,
-        **{f"store-{name}": value for name, value in login.items() if value is not None},
-        "cluster": machine.cluster,
-        "host": HOST,
-        "drain-timeout-s": f"{machine.drain_timeout_s:g}",
-        "log-format": machine.log_format,
-        "log-level": machine.log_level,
-    }
-
-
-def _secrets(machine: Machine) -> dict[str, str]:
-    password = machine.access.password
-    return {} if password is None else {"PDCORE_STORE_PASSWORD": password}
-
-
-def _words(flags: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(word for flag, value in flags.items() for word in (f"--{flag}", value))
+def _bands(held: Mapping[str, PortBand]) -> dict[str, PortBand]:
+    return {name: band for name, band in held.items() if name != HTTP}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,7 +15,7 @@ from typing import Final
 from pdcore import telemetry
 from pdcore.beside import running_beside
 from pdcore.clock import Clock
-from pdcore.errors import LeaseGone, StoreError
+from pdcore.errors import LeaseGone, PdcoreError, StoreError
 from pdcore.group.control import keeping
 from pdcore.group.control.backoff import Exits
 from pdcore.group.control.following import GroupFollower
@@ -26,7 +26,9 @@ from pdcore.group.control.slots import SlotWord
 from pdcore.group.control.writing import GroupWriter
 from pdcore.group.launch.child import Child, Grace, running
 from pdcore.group.launch.diagnosis import Diagnosis
+from pdcore.group.launch.group_processes import Processes
 from pdcore.group.launch.log import PrefixedLog
+from pdcore.group.launch.members import HOST
 from pdcore.group.launch.members import Member as Process
 from pdcore.registry.lease import HeldLease, retry_after_s
 from pdcore.registry.store import LeaseId, Store
@@ -34,7 +36,7 @@ from pdcore.registry.store import LeaseId, Store
 LEASE_TTL_S: Final = 10
 TICK_S: Final = 0.5
 LEAVE_S: Final = 3.0
-ProcessOf = Callable[[Seen, Member], Process]
+CONNECT_S: Final = 2.0
 
 log = telemetry.logger(__name__)
 
@@ -48,6 +50,7 @@ class _Run:
     stopping: bool = False
     status: int | None = None
     pid: int | None = None
+    serving: bool = False
 
     def stop(self) -> None:
         """Ask for its end."""
@@ -72,7 +75,7 @@ class Keeper:
         store: Store,
         writer: GroupWriter,
         follower: GroupFollower,
-        process_of: ProcessOf,
+        processes: Processes,
         log: PrefixedLog,
         grace: Grace,
         clock: Clock,
@@ -81,7 +84,7 @@ class Keeper:
         self._store = store
         self._writer = writer
         self._follower = follower
-        self._process_of = process_of
+        self._processes = processes
         self._log = log
         self._grace = grace
         self._clock = clock
@@ -122,15 +125,22 @@ class Keeper:
         for task in keeping.next_tasks(seen, self._own()):
             match task:
                 case Spawn(member):
-                    run = self._runs[member] = _Run()
-                    tasks.create_task(
-                        self._run(member, self._process_of(seen, member), run), name=f"keep {member.path}"
-                    )
+                    self._spawn(tasks, seen, member)
                 case Stop(member, why):
                     self._log.say(f"{member.name_in(seen.group)} ends: {why}")
                     self._runs[member].stop()
                 case _:
                     await self._write(seen, task)
+
+    def _spawn(self, tasks: asyncio.TaskGroup, seen: Seen, member: Member) -> None:
+        """Start ``member``; what cannot be started here is an exit as if it had said so itself."""
+        try:
+            process = self._processes.of(seen, member)
+        except PdcoreError as wrong:
+            self._note_exit(member, member.name_in(seen.group), keeping.CANNOT_START, 0.0, str(wrong))
+            return
+        run = self._runs[member] = _Run()
+        tasks.create_task(self._run(member, process, run), name=f"keep {member.path}")
 
     async def _write(self, seen: Seen, task: Claim | Release | Say) -> None:
         lease = self._lease.id
@@ -144,6 +154,7 @@ class Keeper:
                     if await self._writer.release(member, seen.slots[member]):
                         self._exits.pop(member, None)
                         self._whys.pop(member, None)
+                        self._processes.give_back(seen.group, member)
                 case Say(member, word):
                     await self._writer.say(member, seen.slots[member], word, lease)
         except LeaseGone:
@@ -151,7 +162,9 @@ class Keeper:
 
     def _own(self) -> Own:
         children = {
-            member: ChildSeen(phase="stopping" if run.stopping else "running", pid=run.pid)
+            member: ChildSeen(
+                phase="stopping" if run.stopping else "running", pid=run.pid, serving=run.serving
+            )
             for member, run in self._runs.items()
         }
         return Own(supervisor=self._name, children=children, exits=self._exits, whys=self._whys)
@@ -168,7 +181,10 @@ class Keeper:
             async with running(process, on_line, self._grace) as child:
                 run.pid = child.pid
                 self._follower.news.set()
-                async with running_beside(run.wait_exited(child)):
+                async with (
+                    running_beside(run.wait_exited(child)),
+                    running_beside(self._wait_serving(process.port, run)),
+                ):
                     await run.over.wait()
         finally:
             if run.status is not None and not run.stopping:
@@ -177,6 +193,18 @@ class Keeper:
             del self._runs[member]
             run.done.set()
             self._follower.news.set()
+
+    async def _wait_serving(self, port: int | None, run: _Run) -> None:
+        """Note that somebody listens on ``port``, of a member that tells nobody itself."""
+        while port is not None and not run.serving:
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    _, writer = await asyncio.open_connection(HOST, port)
+                writer.close()
+                run.serving = True
+                self._follower.news.set()
+            except (OSError, TimeoutError):
+                await self._clock.sleep(TICK_S)
 
     def _note_exit(self, member: Member, name: str, status: int, lived_s: float, why: str) -> None:
         before = self._exits.get(member, Exits())
