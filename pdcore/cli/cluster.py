@@ -9,12 +9,14 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import click
 
 from pdcore.cli.group.accepted import accepted_spec
+from pdcore.cli.kv_interface import kv_interface
 from pdcore.cli.terminal import FAILED, INTERRUPTED, columns, console, failing_in_one_line
 from pdcore.cli.topology import read_topology
 from pdcore.config import UP, UpConfig, demo_model_directory, load, options
@@ -76,7 +78,9 @@ def _up_group(file: Path, flags: Flags) -> int:
     for name in ("prefill", "decode", "unified", "model", "model_name"):
         if flags[name] is not None:
             raise ConfigError(f"--{name.replace('_', '-')} is of no use with a group's file, which says it")
-    return supervise_group(load(UpConfig, UP, flags, section="up", defaults={"model": "."}), spec, sys.stdout)
+    config = load(UpConfig, UP, flags, section="up", defaults={"model": "."})
+    interface = kv_interface(spec, config.kv_transfer_ifname)
+    return supervise_group(replace(config, kv_transfer_ifname=interface), spec, sys.stdout)
 
 
 def _up_config(flags: Flags) -> UpConfig:

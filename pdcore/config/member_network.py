@@ -41,26 +41,18 @@ MEMBER_NETWORK: Final = (
     Setting(
         name="service_port_range",
         help="Ports of members that cannot pick their own, LOW-HIGH; the group's network.service_port_range unless "
-        f"given, or {DEFAULT_PORTS}.",
+        f"given, or {DEFAULT_PORTS}. For a group's file.",
         parse=PortRange.parse,
         metavar="LOW-HIGH",
     ),
     Setting(
         name="kv_transfer_ifname",
         help="The interface of this machine that carries KV; the group's network.kv_transfer_ifname unless given, or "
-        "the only routable one.",
+        "the only routable one. For a group's file.",
         parse=text,
         metavar="NAME",
     ),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberNetworkConfig:
-    """What this machine says for itself; None leaves it to the group's spec."""
-
-    service_port_range: PortRange | None = None
-    kv_transfer_ifname: str | None = None
 
 
 def _is_port(digits: str) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from pdcore.config.member_network import MEMBER_NETWORK, PortRange
 from pdcore.config.process import COMMON
 from pdcore.config.setting import Setting, integer, path, seconds, text
 from pdcore.config.store import StoreLogin
@@ -66,6 +67,7 @@ UP: Final = (
         default="5",
         metavar="SECONDS",
     ),
+    *MEMBER_NETWORK,
 )
 
 
@@ -87,3 +89,5 @@ class UpConfig(StoreLogin):
     data_dir: Path | None
     torch_threads: int | None
     drain_timeout_s: float
+    service_port_range: PortRange | None = None
+    kv_transfer_ifname: str | None = None

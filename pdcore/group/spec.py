@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Final, Literal
 
+from pdcore.config.member_network import DEFAULT_PORTS
 from pdcore.config.yaml_file import parse_yaml, read_yaml
 from pdcore.group.finding import Finding, SpecRefused
 from pdcore.group.kinds import (
@@ -65,7 +66,7 @@ ROLES: Final[tuple[RoleName, ...]] = ("prefill", "decode", "router")
 ENGINE_ROLES: Final[tuple[RoleName, ...]] = ("prefill", "decode")
 PROTOCOLS: Final[tuple[RouterProtocol, ...]] = ("bootstrap", "nixl", "mooncake", "ascend-layerwise")
 MAX_REPLICAS: Final = 512
-DEFAULT_SERVICE_PORTS: Final = "40000-40063"
+DEFAULT_SERVICE_PORTS: Final = DEFAULT_PORTS
 ROUTER_CPU: Final = 2.0
 ROUTER_MEMORY: Final = "2Gi"
 

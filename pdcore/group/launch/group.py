@@ -100,7 +100,7 @@ async def _kept_up(
         follower = GroupFollower(store, keyspace, spec.name, clock)
         client = await opened.enter_async_context(httpx.AsyncClient(trust_env=False, timeout=10.0))
         await opened.enter_async_context(follower.following())
-        ports = opened.enter_context(HeldPorts(_port_range(spec)))
+        ports = opened.enter_context(HeldPorts(_port_range(config, spec)))
         processes = Processes(_here(config, spec, access), ports)
         writer = GroupWriter(store, keyspace, spec.name)
         keeper = Keeper(_name(), store, writer, follower, processes, log, grace, clock)
@@ -160,8 +160,10 @@ async def _tell_states(follower: GroupFollower, log: PrefixedLog, access: StoreA
         await changed.wait()
 
 
-def _port_range(spec: GroupSpec) -> PortRange:
-    return PortRange.parse(spec.network.service_port_range or DEFAULT_SERVICE_PORTS)
+def _port_range(config: UpConfig, spec: GroupSpec) -> PortRange:
+    """What this machine says before what the group does."""
+    written = spec.network.service_port_range or DEFAULT_SERVICE_PORTS
+    return config.service_port_range or PortRange.parse(written)
 
 
 def _here(config: UpConfig, spec: GroupSpec, access: StoreAccess) -> Here:
@@ -174,6 +176,7 @@ def _here(config: UpConfig, spec: GroupSpec, access: StoreAccess) -> Here:
         drain_timeout_s=config.drain_timeout_s,
         log_format=config.log_format,
         log_level=config.log_level,
+        net_device=config.kv_transfer_ifname,
     )
 
 

@@ -47,6 +47,7 @@ class Here:
     log_format: LogFormat
     log_level: str
     accelerators: int | None = None
+    net_device: str | None = None
 
 
 @dataclass(slots=True)
@@ -108,6 +109,7 @@ class Processes:
         return Place(
             instance_id=name,
             worker_ip=HOST,
+            net_device=self.here.net_device,
             port=port,
             bands=_bands(held),
             accelerators=self.here.accelerators,
