@@ -29,3 +29,10 @@ def test_the_list_of_codes_is_complete() -> None:
     words = {word for text in texts for word in _WORD.findall(text)}
     assert given - CODES.keys() == set()
     assert CODES.keys() - words == set()
+
+
+def test_the_page_explains_every_code_with_its_rule() -> None:
+    page = (Path(pdcore.group.__file__).parents[2] / "docs" / "group-spec.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z0-9_]+)` \| ([^|]*)\| \S", page, re.MULTILINE)
+    assert {code: rule.strip() for code, rule in rows} == CODES
+    assert len(rows) == len(CODES)
