@@ -16,6 +16,8 @@ from pdcore.group.control.generation import Generation, frozen, wanted
 from pdcore.group.control.members import MemberRole
 from pdcore.group.control.plan import Plan, Unreadable, plan_of
 from pdcore.group.control.writing import GroupWriter
+from pdcore.group.modes.catalogue import catalogue
+from pdcore.group.render.frozen_choices import frozen_choices
 from pdcore.group.spec import GroupSpec, spec_of
 from pdcore.registry.store import Absent, Condition, ModRevisionIs, Put, Store
 from pdcore.topology import codec, keys
@@ -98,7 +100,7 @@ async def restart(
             )
         number = changing.next_number(standing.topology.groups[group].generations)
         changed = changing.restarted(group, plan, number, asked, time.time())
-        generation = frozen(standing.spec, number, __version__)
+        generation = _generation(standing.spec, number)
         if asked.kind == "blue-green" and generation.mode == "custom":
             raise ConfigError(changing.NOT_PROVABLE)
         await _written(GroupWriter(store, keyspace, group).revise(revision, changed, generation))
@@ -149,7 +151,7 @@ async def _apply(store: Store, keyspace: Keyspace, spec: GroupSpec) -> Applied:
     number = 1 if standing.plan is None else standing.plan.active
     plan = changing.first_plan(wanted(spec)) if standing.plan is None else standing.plan
     plan = changing.rescaled(plan, before, wanted(spec))
-    new = frozen(spec, number, __version__)
+    new = _generation(spec, number)
     key = keyspace.view + keys.spec(spec.name)
     value = codec.encode(DocumentRecord(dict(spec.document)))
     for what, size in (("the spec", len(value)), ("its frozen form", len(str(new.document)))):
@@ -169,6 +171,11 @@ async def _apply(store: Store, keyspace: Keyspace, spec: GroupSpec) -> Applied:
         running=plan.active,
         plan=plan,
     )
+
+
+def _generation(spec: GroupSpec, number: int) -> Generation:
+    """``spec`` frozen, with what only its model tells."""
+    return frozen(spec, number, __version__, frozen_choices(spec, catalogue().mode(spec.mode)))
 
 
 async def _known(store: Store, keyspace: Keyspace, group: str) -> tuple[Standing, Plan, int]:

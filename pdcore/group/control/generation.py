@@ -16,10 +16,11 @@ from pdcore.group.control.members import ENGINE_ROLES, ROLES, MemberRole
 from pdcore.group.effective import effective_role
 from pdcore.group.flags import argv_of
 from pdcore.group.modes.catalogue import catalogue
+from pdcore.group.render.frozen_choices import ASCEND_CONNECTOR
 from pdcore.group.spec import OVERRIDES, GroupSpec, RoleSpec
 from pdcore.topology.records import DocumentRecord, Json
 
-_NOT_IN_DIGEST: Final = ("generation", "package", "digest", "readiness", "restart_on_error")
+_NOT_IN_DIGEST: Final = ("generation", "package", "digest", "readiness", "restart_on_error", ASCEND_CONNECTOR)
 
 
 class UnreadableGeneration(ValueError):
@@ -60,8 +61,14 @@ class Generation:
         return self.mode == "custom" and router is not None and router.run_command is not None
 
 
-def frozen(spec: GroupSpec, number: int, package: str) -> Generation:
-    """``spec`` as generation ``number``, made by version ``package``."""
+def frozen(
+    spec: GroupSpec, number: int, package: str, choices: Mapping[str, str] | None = None
+) -> Generation:
+    """``spec`` as generation ``number``, made by version ``package``.
+
+    ``choices`` were read from the model once and are kept; they make no generation another one, because a config that
+    becomes readable later must not.
+    """
     document: dict[str, Json] = {
         "generation": number,
         "package": package,
@@ -76,7 +83,7 @@ def frozen(spec: GroupSpec, number: int, package: str) -> Generation:
         "roles": {role.name: _effective(spec, role) for role in spec.roles if role.name in ROLES},
     }
     document["digest"] = digest(document)
-    return read(document)
+    return read({**document, **(choices or {})})
 
 
 def digest(document: Mapping[str, Json]) -> str:

@@ -48,6 +48,15 @@ def test_a_frozen_member_is_the_specs_member() -> None:
     assert again.environment == member(made, "decode").environment
 
 
+def test_the_models_choice_is_kept_and_makes_no_other_generation() -> None:
+    made = spec("vllm-ascend-mooncake")
+    unread = frozen(made, 1, "0", {"ascend_connector": "MooncakeHybridConnector"})
+    later = frozen(made, 1, "0", {"ascend_connector": "MooncakeConnectorV1"})
+    assert unread.digest == later.digest == frozen(made, 1, "0").digest
+    group = frozen_group("g", unread.document, python="p", store="s", cluster="c")
+    assert group.ascend_connector == "MooncakeHybridConnector"
+
+
 @pytest.mark.parametrize("document", [{}, {"roles": {}, "kv_load_failure_policy": "perhaps"}])
 def test_a_record_that_is_none_is_refused(document: dict[str, object]) -> None:
     with pytest.raises(UnreadableRoles):
