@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ import click
 
 from pdcore.cli.group.accepted import accepted_spec
 from pdcore.cli.kv_interface import kv_interface
+from pdcore.cli.pass_key import PassKey
 from pdcore.cli.terminal import FAILED, INTERRUPTED, columns, console, failing_in_one_line
 from pdcore.cli.topology import read_topology
 from pdcore.config import UP, UpConfig, demo_model_directory, load, options
@@ -31,6 +33,7 @@ from pdcore.group.overview import table
 from pdcore.topology.keys import Keyspace
 
 ETCDCTL_S: Final = 10.0
+ASK_ROUTERS_S: Final = 10.0
 
 Flags = dict[str, str | None]
 
@@ -41,7 +44,8 @@ Flags = dict[str, str | None]
 def up(group_file: Path | None, **flags: str | None) -> None:
     """Run a whole cluster on this machine until Ctrl-C: etcd, engines, a router.
 
-    With a group's file: save it (pdcore group apply) and run the group's members whose slots are free.
+    With a group's file: run the group's members that nobody runs yet, on this machine. A group that is new is saved
+    first; of one that is there what was saved runs, and pdcore group apply changes that.
 
     Members that exit are started again. Settings that are not listed here (PDCORE_DTYPE, PDCORE_KV_TOKENS …) reach the
     members through the environment and pdcore.toml.
@@ -80,7 +84,8 @@ def _up_group(file: Path, flags: Flags) -> int:
             raise ConfigError(f"--{name.replace('_', '-')} is of no use with a group's file, which says it")
     config = load(UpConfig, UP, flags, section="up", defaults={"model": "."})
     interface = kv_interface(spec, config.kv_transfer_ifname)
-    return supervise_group(replace(config, kv_transfer_ifname=interface), spec, sys.stdout)
+    settled = replace(config, kv_transfer_ifname=interface)
+    return supervise_group(settled, spec, sys.stdout, partial(PassKey.of(config).client, ASK_ROUTERS_S))
 
 
 def _up_config(flags: Flags) -> UpConfig:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pdcore.config.member_network import MEMBER_NETWORK, PortRange
+from pdcore.config.operator import ROUTERS_KEY
 from pdcore.config.process import COMMON
 from pdcore.config.setting import Setting, integer, path, seconds, text
 from pdcore.config.store import StoreLogin
@@ -68,6 +69,7 @@ UP: Final = (
         metavar="SECONDS",
     ),
     *MEMBER_NETWORK,
+    *ROUTERS_KEY,
 )
 
 
@@ -91,3 +93,5 @@ class UpConfig(StoreLogin):
     drain_timeout_s: float
     service_port_range: PortRange | None = None
     kv_transfer_ifname: str | None = None
+    admin_token_file: Path | None = None
+    router_ca: Path | None = None

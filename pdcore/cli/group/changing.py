@@ -13,7 +13,7 @@ import click
 from pdcore.cli.group.watching import check_name, followed, telling_conflicts, wait_until
 from pdcore.cli.terminal import FAILED, reading_store
 from pdcore.config import COMMON, CommonConfig, load, options
-from pdcore.errors import ConfigError
+from pdcore.errors import ConfigError, PdcoreError
 from pdcore.group.control import applying, changing
 from pdcore.group.control.changing import CANDIDATE_S, Restarting, manual_work
 from pdcore.group.control.generation import Generation
@@ -22,6 +22,7 @@ from pdcore.group.control.plan import Plan, RestartKind
 from pdcore.group.control.seen import Seen
 from pdcore.group.control.state import is_ready
 from pdcore.registry.connect import open_store
+from pdcore.registry.follower import Follower
 from pdcore.registry.operator import operator
 from pdcore.registry.store import Store
 from pdcore.topology.keys import Keyspace
@@ -108,6 +109,41 @@ def restart(
         asked = Restarting(kind=kind, by=operator(), proof=secrets.token_urlsafe(24), deadline_s=deadline_s)
         with reading_store(config.store):
             sys.exit(asyncio.run(_restart(config, group, asked, wait=not no_wait)))
+
+
+@click.command()
+@click.argument("group", metavar="GROUP")
+@options(COMMON)
+@click.option("--yes", is_flag=True, help="Do it. Without it nothing happens.")
+@click.option(
+    "--drain-limit-s", type=click.FloatRange(0, 86400), metavar="SECONDS", help="How long members may finish."
+)
+@click.option("--wait", is_flag=True, help=f"Return when it is gone (at most {WAIT_S:.0f} s).")
+def delete(group: str, yes: bool, drain_limit_s: float | None, wait: bool, **flags: str | None) -> None:
+    """End a group: its members finish what they hold and leave, then its spec and generations go."""
+    with telling_conflicts("pdcore group delete"):
+        if not yes:
+            raise ConfigError(f"this ends every member of {group} and forgets its spec; say --yes to do it")
+        config = load(CommonConfig, COMMON, flags, section="group")
+        check_name(group)
+        with reading_store(config.store):
+            asyncio.run(_delete(config, group, drain_limit_s, wait=wait))
+
+
+async def _delete(config: CommonConfig, group: str, drain_limit_s: float | None, *, wait: bool) -> None:
+    keyspace = Keyspace(cluster=config.cluster)
+    async with open_store(config.store_access) as store:
+        standing = await applying.delete(store, keyspace, group, drain_limit_s)
+        click.echo(f"group {group} ends; its members finish what they hold")
+        if standing.plan is not None:
+            running = standing.generations.get(standing.plan.active)
+            _tell_by_hand(running, group, standing.plan, "deleting it")
+        if wait:
+            async with Follower(store, keyspace) as follower:
+                try:
+                    await follower.wait_until(lambda seen: group not in seen.groups, WAIT_S)
+                except TimeoutError:
+                    raise PdcoreError(f"{group} is not gone after {WAIT_S:.0f} s") from None
 
 
 async def _scale(

@@ -47,8 +47,7 @@ async def _show(config: OperatorConfig, group: str, *, as_json: bool, watch: boo
         key.client(ASK_S) as client,
     ):
         said: dict[str, object] = {}
-        while True:
-            now = await _status(follower, client)
+        while (now := await _status(follower, client)) is not None:
             document: dict[str, object] = dict(shown.document(now))
             if document != said:
                 said = document
@@ -58,9 +57,11 @@ async def _show(config: OperatorConfig, group: str, *, as_json: bool, watch: boo
             await follower.wait_news(EVERY_S)
 
 
-async def _status(follower: GroupFollower, client: httpx.AsyncClient) -> Status:
+async def _status(follower: GroupFollower, client: httpx.AsyncClient) -> Status | None:
+    """The group's status now; None once it was deleted."""
     seen = follower.seen()
-    assert seen is not None, "a group that was there once stays"
+    if seen is None:
+        return None
     load_of = await Asking(client).load(seen.topology)
     return shown.status_of(seen, __version__, load_of)
 

@@ -60,9 +60,12 @@ class _Again(Exception):
     """Something changed between reading and writing."""
 
 
-async def apply(store: Store, keyspace: Keyspace, spec: GroupSpec) -> Applied:
-    """Save ``spec``. A new group gets its first generation; otherwise nothing restarts. Raises StoreError, ConfigError."""
-    return await _until_written(lambda: _apply(store, keyspace, spec), spec.name)
+async def apply(store: Store, keyspace: Keyspace, spec: GroupSpec, *, only_new: bool = False) -> Applied:
+    """Save ``spec``. A new group gets its first generation; otherwise nothing restarts.
+
+    With ``only_new`` a group that is there stays as it was saved. Raises Conflict, StoreError, ConfigError.
+    """
+    return await _until_written(lambda: _apply(store, keyspace, spec, only_new), spec.name)
 
 
 async def scale(
@@ -83,6 +86,18 @@ async def scale(
         )
         await _written(GroupWriter(store, keyspace, group).revise(revision, changed))
         return standing, changed
+
+    return await _until_written(once, group)
+
+
+async def delete(store: Store, keyspace: Keyspace, group: str, drain_limit_s: float | None) -> Standing:
+    """Let every member leave, and the group's keys with the last. Raises UnknownGroup, StoreError."""
+
+    async def once() -> Standing:
+        standing, plan, revision = await _known(store, keyspace, group)
+        changed = changing.deleted(plan, drain_limit_s, time.time())
+        await _written(GroupWriter(store, keyspace, group).revise(revision, changed))
+        return standing
 
     return await _until_written(once, group)
 
@@ -144,14 +159,39 @@ def saved_spec(record: DocumentRecord | None) -> GroupSpec | None:
         return None
 
 
-async def _apply(store: Store, keyspace: Keyspace, spec: GroupSpec) -> Applied:
+async def _apply(store: Store, keyspace: Keyspace, spec: GroupSpec, only_new: bool) -> Applied:
     standing = await read(store, keyspace, spec.name)
-    before = None if standing.spec is None else wanted(standing.spec)
     first = standing.plan is None
-    number = 1 if standing.plan is None else standing.plan.active
-    plan = changing.first_plan(wanted(spec)) if standing.plan is None else standing.plan
-    plan = changing.rescaled(plan, before, wanted(spec))
-    new = _generation(spec, number)
+    plan, new = _changed(standing, spec)
+    running = standing.generations.get(plan.active)
+    applied = Applied(
+        created=first,
+        changed=standing.spec is None or standing.spec.document != spec.document,
+        stale=running is not None and running.digest != new.digest,
+        running=plan.active,
+        plan=plan,
+    )
+    if first or not only_new:
+        await _save(store, keyspace, standing, spec, plan, new)
+    return applied
+
+
+def _changed(standing: Standing, spec: GroupSpec) -> tuple[Plan, Generation]:
+    """The plan with ``spec`` saved, and ``spec`` frozen as the generation that runs, or as the first."""
+    if standing.plan is None:
+        found = standing.topology.groups.get(spec.name)
+        plan = changing.first_plan(
+            wanted(spec), changing.next_number({} if found is None else found.generations)
+        )
+        return plan, _generation(spec, plan.active)
+    before = None if standing.spec is None else wanted(standing.spec)
+    plan = changing.rescaled(spec.name, standing.plan, before, wanted(spec))
+    return plan, _generation(spec, plan.active)
+
+
+async def _save(
+    store: Store, keyspace: Keyspace, standing: Standing, spec: GroupSpec, plan: Plan, new: Generation
+) -> None:
     key = keyspace.view + keys.spec(spec.name)
     value = codec.encode(DocumentRecord(dict(spec.document)))
     for what, size in (("the spec", len(value)), ("its frozen form", len(str(new.document)))):
@@ -161,16 +201,8 @@ async def _apply(store: Store, keyspace: Keyspace, spec: GroupSpec) -> Applied:
         Absent(key) if standing.spec_revision is None else ModRevisionIs(key, standing.spec_revision)
     )
     writer = GroupWriter(store, keyspace, spec.name)
-    generations = (new,) if first else ()
+    generations = (new,) if standing.plan is None else ()
     await _written(writer.write(standing.revision, plan, (unchanged,), (Put(key, value),), *generations))
-    running = standing.generations.get(plan.active)
-    return Applied(
-        created=first,
-        changed=standing.spec is None or standing.spec.document != spec.document,
-        stale=running is not None and running.digest != new.digest,
-        running=plan.active,
-        plan=plan,
-    )
 
 
 def _generation(spec: GroupSpec, number: int) -> Generation:

@@ -36,19 +36,26 @@ class Restarting:
     deadline_s: float
 
 
-def first_plan(replicas: Mapping[MemberRole, int]) -> Plan:
+def first_plan(replicas: Mapping[MemberRole, int], number: int = 1) -> Plan:
     """The plan of a group that was applied for the first time: there is nothing to restart, so it begins."""
-    return Plan(active=1, replicas=dict(replicas))
+    return Plan(active=number, replicas=dict(replicas))
 
 
-def rescaled(plan: Plan, before: Mapping[MemberRole, int] | None, after: Mapping[MemberRole, int]) -> Plan:
-    """``plan`` where the saved numbers of replicas change from ``before``: a number that was not edited stays as scaled."""
+def rescaled(
+    group: str, plan: Plan, before: Mapping[MemberRole, int] | None, after: Mapping[MemberRole, int]
+) -> Plan:
+    """``plan`` where the saved numbers of replicas change from ``before``: a number that was not edited stays as scaled.
+
+    Raises :class:`Conflict` for a group that is being deleted.
+    """
+    _check_stays(group, plan)
     edited = {role: count for role, count in after.items() if before is None or before.get(role) != count}
     return replace(plan, replicas={**plan.replicas, **edited})
 
 
 def scaled(group: str, plan: Plan, wished: Mapping[MemberRole, int], drain_limit_s: float | None) -> Plan:
     """``plan`` with other numbers of replicas. Raises :class:`Conflict` while a restart is under way."""
+    _check_stays(group, plan)
     if plan.restart is not None:
         raise Conflict(f"{_under_way(group, plan.restart)}; scale it when that is over")
     limit = plan.drain_limit_s if drain_limit_s is None else drain_limit_s
@@ -57,6 +64,7 @@ def scaled(group: str, plan: Plan, wished: Mapping[MemberRole, int], drain_limit
 
 def undone(group: str, plan: Plan) -> Plan:
     """``plan`` with everybody back who is on the way out. Raises :class:`Conflict` where nobody is."""
+    _check_stays(group, plan)
     if plan.restart is not None:
         raise Conflict(f"{_under_way(group, plan.restart)}; its members do not come back")
     if not plan.leaving:
@@ -69,6 +77,7 @@ def undone(group: str, plan: Plan) -> Plan:
 
 def restarted(group: str, plan: Plan, number: int, asked: Restarting, now: float) -> Plan:
     """``plan`` at the beginning of a restart on generation ``number``. Raises :class:`Conflict` while another runs."""
+    _check_stays(group, plan)
     if plan.restart is not None:
         raise Conflict(_under_way(group, plan.restart))
     limit_s = asked.deadline_s if asked.kind == "blue-green" else GUARD_S
@@ -91,6 +100,14 @@ def restarted(group: str, plan: Plan, number: int, asked: Restarting, now: float
     return replace(stopped.candidate_is(None), active=number, restart=restart)
 
 
+def deleted(plan: Plan, drain_limit_s: float | None, now: float) -> Plan:
+    """``plan`` with everybody on the way out, whatever else was under way; the last to leave takes the group along."""
+    limit_s = plan.drain_limit_s if drain_limit_s is None else drain_limit_s
+    none: dict[MemberRole, int] = dict.fromkeys(plan.replicas, 0)
+    left = plan.candidate_is(None).without(*plan.members, until=now + limit_s)
+    return replace(left, replicas=none, restart=None, ending=True)
+
+
 def next_number(generations: Mapping[int, object]) -> int:
     """The number of a generation that nobody had."""
     return max(generations, default=0) + 1
@@ -105,6 +122,11 @@ def manual_work(generation: Generation, group: str, plan: Plan, doing: str) -> s
         f"the router of {group} is your own command, so its list of members is yours to keep: after {doing}, "
         f"give it the addresses of {engines} and restart it"
     )
+
+
+def _check_stays(group: str, plan: Plan) -> None:
+    if plan.ending:
+        raise Conflict(f"{group} is being deleted")
 
 
 def _under_way(group: str, restart: Restart) -> str:

@@ -19,8 +19,10 @@ from pdcore.group.control.deciding import (
     AskLoad,
     AskRouters,
     Command,
+    Erase,
     Evidence,
     Prove,
+    Prune,
     Revise,
     next_steps,
 )
@@ -87,6 +89,11 @@ class Controller:
                 self._evidence = replace(self._evidence, load=None)
                 if await self._writer.revise(seen.revision, plan):
                     self._say(why)
+            case Erase():
+                if await self._writer.erase(seen.revision, seen.topology.groups[seen.group]):
+                    self._say(f"group {seen.group} is gone")
+            case Prune(numbers):
+                await self._writer.forget(numbers)
             case Command():
                 await self._command(seen.group, step)
             case Prove(generation=generation, proof=proof):

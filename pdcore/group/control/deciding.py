@@ -17,6 +17,8 @@ from pdcore.group.control.state import is_ready
 from pdcore.topology.orders import meaning
 from pdcore.topology.records import OrderKind
 
+KEPT_GENERATIONS: Final = 10
+"""How many generations that are over stay to be read."""
 ORPHAN_S: Final = 15.0
 """How long a member that nobody holds may outlive its time before it is ordered to end."""
 
@@ -58,7 +60,19 @@ class AskLoad:
     """Find out how many requests each instance holds."""
 
 
-Step = Revise | Command | Prove | AskRouters | AskLoad
+@dataclass(frozen=True, slots=True)
+class Erase:
+    """Remove the group's keys: it was to go with its last member, and that one has left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prune:
+    """Forget generations of which nothing is left."""
+
+    numbers: tuple[int, ...]
+
+
+Step = Revise | Erase | Prune | Command | Prove | AskRouters | AskLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +92,8 @@ class Evidence:
 def next_steps(seen: Seen, evidence: Evidence) -> tuple[Step, ...]:
     """Everything that can be done now; nothing when the group is as its plan says."""
     revised = next(_revisions(seen, evidence), None)
-    return (*_orders(seen), *(() if revised is None else (revised,)))
+    old = _forgettable(seen)
+    return (*_orders(seen), *((Prune(old),) if old else ()), *(() if revised is None else (revised,)))
 
 
 def signature(group: str) -> str:
@@ -86,11 +101,22 @@ def signature(group: str) -> str:
     return f"group:{group}"
 
 
+def _forgettable(seen: Seen) -> tuple[int, ...]:
+    """All but the newest generations that no member is of and nobody may go back to."""
+    restart = seen.plan.restart
+    used = {seen.plan.active, seen.plan.candidate, *(one.generation for one in seen.plan.known)}
+    if restart is not None:
+        used |= {restart.before, restart.to}
+    return tuple(sorted(seen.generations.keys() - used)[:-KEPT_GENERATIONS])
+
+
 def _revisions(seen: Seen, evidence: Evidence) -> Iterator[Step]:
     gone = [one for one in sorted(seen.plan.leaving) if not seen.is_there(one)]
     if gone:
         names = ", ".join(one.name_in(seen.group) for one in gone)
         yield Revise(plan=seen.plan.forgetting(*gone), why=f"{names} left")
+    if seen.plan.ending and not seen.plan.known:
+        yield Erase()
     if seen.plan.restart is not None:
         yield from _restarting(seen, seen.plan.restart, evidence)
     if seen.plan.restart is None or (

@@ -131,8 +131,14 @@ def _effective(spec: GroupSpec, role: RoleSpec) -> dict[str, Json]:
     effective = effective_role(spec, role, catalogue().mode(spec.mode))
     made: dict[str, Json] = {name: _plain(getattr(effective, name)) for name in OVERRIDES}
     made["protocol"] = effective.protocol
-    made["dependencies"] = list(role.dependencies or ())
+    made["dependencies"] = list(role.dependencies or _needed_by(spec, role))
     return made
+
+
+def _needed_by(spec: GroupSpec, role: RoleSpec) -> tuple[str, ...]:
+    """A router that follows the keyspace waits for nobody; one of ours before foreign engines is told where they are."""
+    is_told = role.name == "router" and spec.mode == "custom" and role.protocol is not None
+    return ENGINE_ROLES if is_told else ()
 
 
 def _role(found: Mapping[str, Any]) -> FrozenRole:

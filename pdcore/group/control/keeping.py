@@ -29,7 +29,7 @@ class ChildSeen:
 
     phase: ChildPhase
     pid: int | None = None
-    serving: bool = False
+    url: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +176,6 @@ def _word(seen: Seen, own: Own, member: Member) -> SlotWord:
         pid=None if child is None else child.pid,
         exits=exits.count,
         failed=failed,
-        serving=child is not None and child.serving and child.phase == "running",
+        url=child.url if child is not None and child.phase == "running" else "",
         why=own.whys.get(member, "") if exits.count and not serves else "",
     )

@@ -19,7 +19,7 @@ from pdcore.topology.records import DesiredRecord, Json
 RestartKind = Literal["stop-start", "blue-green"]
 Phase = Literal["stopping", "starting", "switching", "draining", "rolling_back"]
 Result = Literal["done", "rolled back", "lapsed"]
-_OURS: Final = ("members", "leaving", "restart", "last_restart", "drain_limit_s")
+_OURS: Final = ("members", "leaving", "restart", "last_restart", "drain_limit_s", "ending")
 DRAIN_LIMIT_S: Final = 300.0
 """How long a member on its way out may take to finish what it holds."""
 _KINDS: Final[Mapping[str, RestartKind]] = {"stop-start": "stop-start", "blue-green": "blue-green"}
@@ -69,7 +69,7 @@ class LastRestart:
 class Plan:
     """``replicas`` are wished for; ``members`` shall live; ``leaving`` maps members on their way out to when they must go.
 
-    No member is in both. ``extra`` keeps fields of newer versions.
+    No member is in both. ``ending``: the group goes with its last member. ``extra`` keeps fields of newer versions.
     """
 
     active: int
@@ -81,6 +81,7 @@ class Plan:
     restart: Restart | None = None
     last_restart: LastRestart | None = None
     drain_limit_s: float = DRAIN_LIMIT_S
+    ending: bool = False
     extra: Mapping[str, Json] = field(default_factory=dict)
 
     def of(self, role: MemberRole, generation: int | None = None) -> list[Member]:
@@ -122,6 +123,8 @@ def record_of(plan: Plan) -> DesiredRecord:
     said: dict[str, Json] = {"members": [one.path for one in sorted(plan.members)]}
     said["drain_limit_s"] = plan.drain_limit_s
     said["leaving"] = {one.path: moment(until) for one, until in sorted(plan.leaving.items())}
+    if plan.ending:
+        said["ending"] = True
     if plan.restart is not None:
         said["restart"] = _restart_document(plan.restart)
     if plan.last_restart is not None:
@@ -149,6 +152,7 @@ def plan_of(record: DesiredRecord) -> Plan:
             leaving={_member(path): seconds(until) for path, until in _table(extra.get("leaving")).items()},
             restart=_restart(_table(extra.get("restart"))),
             last_restart=_last(_table(extra.get("last_restart"))),
+            ending=extra.get("ending") is True,
             drain_limit_s=_number(extra.get("drain_limit_s", DRAIN_LIMIT_S)),
             extra={name: value for name, value in extra.items() if name not in _OURS},
         )

@@ -21,7 +21,8 @@ SlotPhase = Literal["held", "running", "waiting", "stopping"]
 class SlotWord(msgspec.Struct, frozen=True, kw_only=True):
     """What a supervisor says of the member it holds. ``failed``: it cannot start, or crashes again and again.
 
-    ``serving``: it answers, said of members that do not register themselves. ``exits`` counts ends that nobody asked for, in a row. ``why`` is the line of its log that says the cause.
+    ``exits`` counts ends that nobody asked for, in a row. ``why`` is the line of its log that says the cause. ``url``: where
+    a member answers that does not register itself, once it does.
     """
 
     v: int = 1
@@ -30,7 +31,7 @@ class SlotWord(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None = None
     exits: int = 0
     failed: bool = False
-    serving: bool = False
+    url: str = ""
     why: str = ""
 
 

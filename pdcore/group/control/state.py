@@ -94,7 +94,7 @@ def is_ready(group: str, member: Member, topology: Topology, slots: Mapping[Memb
     Who does not register is as ready as its supervisor says.
     """
     name, slot = member.name_in(group), slots.get(member)
-    if slot is not None and slot.word is not None and slot.word.serving:
+    if slot is not None and slot.word is not None and slot.word.url:
         return True
     if member.role == "router":
         return name in topology.routers
@@ -128,6 +128,8 @@ def _name(counts: Mapping[MemberRole, RoleCount], *, needs_all: bool) -> StateNa
 
 
 def _sentence(facts: Facts, counts: Mapping[MemberRole, RoleCount], name: StateName) -> str:
+    if facts.plan.ending:
+        return f"is being deleted; {len(facts.plan.known)} members have still to leave"
     if facts.plan.restart is not None and name != "running":
         return f"{_restart_sentence(facts)}; {_waits_for(facts, counts)}"
     if name == "running":

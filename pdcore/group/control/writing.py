@@ -24,6 +24,7 @@ from pdcore.registry.store import (
 from pdcore.topology import codec, keys
 from pdcore.topology.keys import Keyspace
 from pdcore.topology.records import DocumentRecord
+from pdcore.topology.topology import Group
 
 
 class GroupWriter:
@@ -62,6 +63,23 @@ class GroupWriter:
             ),
         )
         return committed.succeeded
+
+    async def forget(self, numbers: Iterable[int]) -> bool:
+        """Remove the records of generations that are over."""
+        names = [self._keyspace.view + keys.generation(self._group, number) for number in numbers]
+        return (await self._store.commit((), tuple(map(Delete, names[:MAX_WRITES])))).succeeded
+
+    async def erase(self, revision: int, group: Group) -> bool:
+        """Remove everything that ``group`` has in the view, if the plan is still the one written at ``revision``."""
+        view = self._keyspace.view
+        desired = view + keys.desired(self._group)
+        names = [view + keys.generation(self._group, number) for number in group.generations]
+        for start in range(0, len(names), MAX_WRITES):
+            deletes = tuple(Delete(name) for name in names[start : start + MAX_WRITES])
+            if not (await self._store.commit((ModRevisionIs(desired, revision),), deletes)).succeeded:
+                return False
+        last = (Delete(view + keys.spec(self._group)), Delete(desired))
+        return (await self._store.commit((ModRevisionIs(desired, revision),), last)).succeeded
 
     async def claim(self, seen: Seen, members: Iterable[Member], word: SlotWord, lease: LeaseId) -> bool:
         """Take every slot of ``members``, or none; not if the plan is another one by now.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, TextIO
 
@@ -42,6 +42,7 @@ from pdcore.registry.connect import admitted_store
 from pdcore.registry.store import Store
 from pdcore.topology.keys import Keyspace
 
+Asks = Callable[[], httpx.AsyncClient]
 STORE_ANSWERS_S: Final = 30.0
 RETRY_S: Final = 0.1
 NEEDS_AGENT: Final = (
@@ -50,28 +51,36 @@ NEEDS_AGENT: Final = (
 )
 
 
-def supervise_group(config: UpConfig, spec: GroupSpec, out: TextIO) -> int:
-    """Keep the group up until a signal. Returns the exit status. ConfigError for what cannot work."""
+def supervise_group(config: UpConfig, spec: GroupSpec, out: TextIO, asks: Asks) -> int:
+    """Keep the group up until a signal. Returns the exit status. ConfigError for what cannot work.
+
+    ``asks`` makes the client by which routers are asked.
+    """
     if spec.mode not in (NATIVE, "custom"):
         raise ConfigError(NEEDS_AGENT.format(mode=spec.mode))
     telemetry.configure(config.log_format, "error", role="supervisor")
     log = PrefixedLog(out, (embedded_etcd.NAME, f"{spec.name}-1-prefill-1", f"{spec.name}-router-1"))
     if config.store is not None:
-        return asyncio.run(_until_ended(config, spec, None, config.access_to(config.store), log))
+        return asyncio.run(_until_ended(config, spec, None, config.access_to(config.store), log, asks))
     with embedded_etcd.prepared(config.etcd_port, config.data_dir) as etcd:
         access = StoreAccess(url=etcd.store, timeout_s=config.store_timeout_s)
-        return asyncio.run(_until_ended(config, spec, etcd, access, log))
+        return asyncio.run(_until_ended(config, spec, etcd, access, log, asks))
 
 
 async def _until_ended(
-    config: UpConfig, spec: GroupSpec, etcd: EmbeddedEtcd | None, access: StoreAccess, log: PrefixedLog
+    config: UpConfig,
+    spec: GroupSpec,
+    etcd: EmbeddedEtcd | None,
+    access: StoreAccess,
+    log: PrefixedLog,
+    asks: Asks,
 ) -> int:
     hurry = asyncio.Event()
     with as_config_error():
         try:
             async with (
                 signals_cancel(log, hurry) as received,
-                _kept_up(config, spec, etcd, access, log, hurry),
+                _kept_up(config, spec, etcd, access, log, hurry, asks),
             ):
                 await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -88,6 +97,7 @@ async def _kept_up(
     access: StoreAccess,
     log: PrefixedLog,
     hurry: asyncio.Event,
+    asks: Asks,
 ) -> AsyncIterator[None]:
     clock, keyspace = SystemClock(), Keyspace(cluster=config.cluster)
     grace = Grace(config.drain_timeout_s + BEYOND_DRAIN_S, hurry)
@@ -98,7 +108,7 @@ async def _kept_up(
         store = await opened.enter_async_context(admitted_store(access, keyspace))
         _tell_applied(log, spec, await _applied(store, keyspace, spec, clock))
         follower = GroupFollower(store, keyspace, spec.name, clock)
-        client = await opened.enter_async_context(httpx.AsyncClient(trust_env=False, timeout=10.0))
+        client = await opened.enter_async_context(asks())
         await opened.enter_async_context(follower.following())
         ports = opened.enter_context(HeldPorts(_port_range(config, spec)))
         processes = Processes(_here(config, spec, access), ports)
@@ -115,11 +125,11 @@ async def _kept_up(
 
 
 async def _applied(store: Store, keyspace: Keyspace, spec: GroupSpec, clock: Clock) -> Applied:
-    """Save the spec, giving a store that has just been started the moment it needs."""
+    """Save the spec of a group that is new, giving a store that has just been started the moment it needs."""
     deadline = clock.now() + STORE_ANSWERS_S
     while True:
         try:
-            return await apply(store, keyspace, spec)
+            return await apply(store, keyspace, spec, only_new=True)
         except AccessRefused:
             raise
         except StoreError:
@@ -131,10 +141,10 @@ async def _applied(store: Store, keyspace: Keyspace, spec: GroupSpec, clock: Clo
 def _tell_applied(log: PrefixedLog, spec: GroupSpec, applied: Applied) -> None:
     if applied.created:
         log.say(f"group {spec.name} is new; generation 1 starts")
-    elif applied.stale:
+    elif applied.changed:
         log.say(
-            f"group {spec.name} runs generation {applied.running}; the saved spec differs from it and waits for "
-            "pdcore group restart"
+            f"group {spec.name} runs generation {applied.running} of what was saved before, which this file is not; "
+            "pdcore group apply saves the file"
         )
     else:
         log.say(f"group {spec.name} runs generation {applied.running}")

@@ -7,9 +7,10 @@ Ports of members that cannot pick their own are held here for as long as they ar
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
+from urllib.parse import urlsplit
 
 from pdcore.config import StoreAccess
 from pdcore.errors import PdcoreError
@@ -32,6 +33,8 @@ from pdcore.group.render.router import render_router
 from pdcore.telemetry import LogFormat
 
 NATIVE: Final = "pdcore"
+ADMIN: Final = "admin"
+"""The band of a router's port for operators."""
 _OWN: Final = ("pdcore.engine", "pdcore.router")
 
 
@@ -72,6 +75,7 @@ class Processes:
             argv=(*argv, *self._local(argv)),
             secrets={**rendered.environment, **self._secrets()},
             port=None if generation.mode == NATIVE else port,
+            told_at=self._told_at(seen.group, member, generation),
         )
 
     def give_back(self, group: str, member: Member) -> None:
@@ -84,7 +88,7 @@ class Processes:
         role = facts.roles[member.role]
         if member.role != "router":
             return render_engine(catalogue(), mode, facts, role, place), place.port
-        peers = None if mode.name == NATIVE else self._peers(seen, facts, mode)
+        peers = None if mode.name == NATIVE else _peers(seen)
         return render_router(catalogue(), mode, facts, role, place, peers), place.port
 
     def _facts(self, group: str, generation: Generation) -> GroupFacts:
@@ -115,15 +119,15 @@ class Processes:
             accelerators=self.here.accelerators,
         )
 
-    def _peers(self, seen: Seen, facts: GroupFacts, mode: Mode) -> Sequence[Peer]:
-        """The engines of the generation that takes the traffic: all have their places on this machine."""
-        found = []
-        for role in ENGINE_ROLES:
-            for member in seen.plan.of(role):
-                place = self._place(seen.group, member, facts, mode)
-                if place.port is not None:
-                    found.append(Peer(role=role, ip=HOST, port=place.port, bands=place.bands))
-        return found
+    def _told_at(self, group: str, member: Member, generation: Generation) -> str | None:
+        """Where a router of ours listens for members that the keyspace does not tell of."""
+        role = generation.roles[member.role]
+        if member.role != "router" or generation.mode == NATIVE or role.run_command is not None:
+            return None
+        admin = self._place(
+            group, member, self._facts(group, generation), catalogue().mode(generation.mode)
+        ).bands
+        return f"http://{HOST}:{admin[ADMIN].base}" if ADMIN in admin else None
 
     def _local(self, argv: Sequence[str]) -> tuple[str, ...]:
         """Flags of pdcore's own programs that nobody wrote."""
@@ -152,6 +156,24 @@ class Processes:
     def _secrets(self) -> dict[str, str]:
         password = self.here.access.password
         return {} if password is None else {"PDCORE_STORE_PASSWORD": password}
+
+
+def urls_of(seen: Seen) -> Iterator[tuple[str, str]]:
+    """(role, URL) of the engines of the generation that takes the traffic, those that answer and do not register."""
+    for role in ENGINE_ROLES:
+        for member in seen.plan.of(role):
+            slot = seen.slots.get(member)
+            if slot is not None and slot.word is not None and slot.word.url:
+                yield role, slot.word.url
+
+
+def _peers(seen: Seen) -> list[Peer]:
+    split = ((role, urlsplit(url)) for role, url in urls_of(seen))
+    return [
+        Peer(role=role, ip=where.hostname, port=where.port)
+        for role, where in split
+        if where.hostname is not None and where.port is not None
+    ]
 
 
 def _bands(held: Mapping[str, PortBand]) -> dict[str, PortBand]:

@@ -26,10 +26,11 @@ from pdcore.group.control.slots import SlotWord
 from pdcore.group.control.writing import GroupWriter
 from pdcore.group.launch.child import Child, Grace, running
 from pdcore.group.launch.diagnosis import Diagnosis
-from pdcore.group.launch.group_processes import Processes
+from pdcore.group.launch.group_processes import Processes, urls_of
 from pdcore.group.launch.log import PrefixedLog
 from pdcore.group.launch.members import HOST
 from pdcore.group.launch.members import Member as Process
+from pdcore.group.launch.membership import Membership
 from pdcore.registry.lease import HeldLease, retry_after_s
 from pdcore.registry.store import LeaseId, Store
 
@@ -50,7 +51,7 @@ class _Run:
     stopping: bool = False
     status: int | None = None
     pid: int | None = None
-    serving: bool = False
+    url: str = ""
 
     def stop(self) -> None:
         """Ask for its end."""
@@ -162,9 +163,7 @@ class Keeper:
 
     def _own(self) -> Own:
         children = {
-            member: ChildSeen(
-                phase="stopping" if run.stopping else "running", pid=run.pid, serving=run.serving
-            )
+            member: ChildSeen(phase="stopping" if run.stopping else "running", pid=run.pid, url=run.url)
             for member, run in self._runs.items()
         }
         return Own(supervisor=self._name, children=children, exits=self._exits, whys=self._whys)
@@ -184,6 +183,7 @@ class Keeper:
                 async with (
                     running_beside(run.wait_exited(child)),
                     running_beside(self._wait_serving(process.port, run)),
+                    running_beside(self._tell_members(process)),
                 ):
                     await run.over.wait()
         finally:
@@ -196,15 +196,25 @@ class Keeper:
 
     async def _wait_serving(self, port: int | None, run: _Run) -> None:
         """Note that somebody listens on ``port``, of a member that tells nobody itself."""
-        while port is not None and not run.serving:
+        while port is not None and not run.url:
             try:
                 async with asyncio.timeout(CONNECT_S):
                     _, writer = await asyncio.open_connection(HOST, port)
                 writer.close()
-                run.serving = True
+                run.url = f"http://{HOST}:{port}"
                 self._follower.news.set()
             except (OSError, TimeoutError):
                 await self._clock.sleep(TICK_S)
+
+    async def _tell_members(self, process: Process) -> None:
+        """Keep a router without a store told of the group's members."""
+        if process.told_at is not None:
+            await Membership(process.told_at, self._members, self._clock).keep()
+
+    def _members(self) -> dict[str, str]:
+        """Where members answer that do not register, and the role of each."""
+        seen = self._follower.seen()
+        return {} if seen is None else {url: role for role, url in urls_of(seen)}
 
     def _note_exit(self, member: Member, name: str, status: int, lived_s: float, why: str) -> None:
         before = self._exits.get(member, Exits())

@@ -6,12 +6,13 @@ and another one begins with nothing but what is stored.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from pdcore.group.control import changing, deciding, keeping
 from pdcore.group.control.backoff import Exits
-from pdcore.group.control.deciding import AskLoad, AskRouters, Command, Evidence, Prove, Revise
+from pdcore.group.control.deciding import AskLoad, AskRouters, Command, Erase, Evidence, Prove, Prune, Revise
 from pdcore.group.control.generation import Generation, frozen
 from pdcore.group.control.keeping import ChildSeen, Claim, Own, Release, Say, Spawn, Stop
 from pdcore.group.control.members import Member, MemberRole
@@ -28,6 +29,7 @@ from tests.support.fleet import complete, instance_record, topology_of
 GROUP = "chat"
 PACKAGE = "1.0"
 URL = "http://127.0.0.1:8000"
+_VIEWS: dict[object, Topology] = {}
 
 
 def spec(prefill: int = 2, decode: int = 1, router: int = 1, **more: object) -> GroupSpec:
@@ -81,8 +83,20 @@ class World:
     now: float = 1_000_000.0
     told: list[str] = field(default_factory=list)
     started: list[Member] = field(default_factory=list)
+    erased: bool = False
+    cpu_s: float = 0.0
 
     def topology(self) -> Topology:
+        """The view that what is registered makes; worlds that stand alike share one."""
+        orders = ((name, one.kind, one.incarnation) for name, one in self.orders.items())
+        busy = tuple(sorted(name for name, count in self.busy.items() if count))
+        stands = (tuple(sorted(self.registered.items())), tuple(sorted(orders)), busy)
+        known = _VIEWS.get(stands)
+        if known is None:
+            known = _VIEWS[stands] = self._view()
+        return known
+
+    def _view(self) -> Topology:
         parts: list[dict[str, Record]] = []
         for member, incarnation in self.registered.items():
             name = member.name_in(GROUP)
@@ -124,11 +138,14 @@ class World:
 
     def steps(self, by: Supervisor) -> Iterable[object]:
         """The same step by step, each done when it is handed out."""
-        seen = self.seen(by)
-        for task in keeping.next_tasks(seen, by.own()):
+        seen, own = self.seen(by), by.own()
+        began = time.process_time()
+        tasks, steps = keeping.next_tasks(seen, own), deciding.next_steps(seen, self.evidence)
+        self.cpu_s += time.process_time() - began
+        for task in tasks:
             self._task(by, seen, task)
             yield task
-        for step in deciding.next_steps(seen, self.evidence):
+        for step in steps:
             self._step(seen, step)
             yield step
 
@@ -212,6 +229,11 @@ class World:
                     self.plan = plan
                     self.revision += 1
                     self.told.append(why)
+            case Erase():
+                self.erased = True
+            case Prune(numbers):
+                for number in numbers:
+                    del self.generations[number]
             case Command(instance_id=instance_id, incarnation=incarnation, kind=kind):
                 if kind == "undrain":
                     self.orders.pop(instance_id, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from pdcore.group.control import changing
 from pdcore.group.control.generation import frozen, wanted
 from pdcore.group.control.members import Member
 from pdcore.group.control.seen import Seen
+from pdcore.group.control.slots import Slot, SlotWord
 from pdcore.group.flags import Flags
 from pdcore.group.launch.group_processes import Here, Processes
 from pdcore.group.ports.holding import HeldPorts
@@ -169,11 +171,14 @@ def test_a_custom_groups_commands_are_started_as_they_are_written(ports: HeldPor
 
 
 def test_our_router_before_custom_engines_is_told_where_they_are(ports: HeldPorts) -> None:
-    own = custom({"protocol": "nixl"})
-    processes = Processes(here(18000), ports)
-    at = {one: processes.of(seen(own), one).argv[3] for one in (P1, D1, D2)}
-    argv = processes.of(seen(own), R1).argv
-    told = [word for word in argv if word.startswith("http://127.0.0.1:")]
-    assert sorted(told) == sorted(f"http://127.0.0.1:{port}" for port in at.values())
-    assert flags(argv)["protocol"] == "nixl"
-    assert "store-user" not in flags(argv)
+    own = seen(custom({"protocol": "nixl"}))
+    urls = {P1: "http://127.0.0.1:7001", D1: "http://127.0.0.1:7002", D2: ""}
+    held = {one: Slot(word=SlotWord(supervisor="a", url=url), mod_revision=1) for one, url in urls.items()}
+    process = Processes(here(18000), ports).of(replace(own, slots=held), R1)
+    told = [word for word in process.argv if word.startswith("http://127.0.0.1:")]
+    assert sorted(told) == ["http://127.0.0.1:7001", "http://127.0.0.1:7002"], (
+        "who does not answer is not told of"
+    )
+    assert flags(process.argv)["protocol"] == "nixl"
+    assert "store-user" not in flags(process.argv)
+    assert process.told_at == f"http://127.0.0.1:{flags(process.argv)['admin-port']}"
