@@ -23,6 +23,7 @@ from pdcore.group.render.needs import PortNeed
 NAME: Final = "\0pdcore-port-{port}"
 _ANY: Final = ""
 _ANY_V6: Final = "::"
+_TAKEN: Final = frozenset({errno.EADDRINUSE, errno.EACCES})
 _NO_IPV6: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
@@ -109,16 +110,16 @@ def is_bindable(port: int) -> bool:
 
 def _binds(family: socket.AddressFamily, address: str, port: int) -> bool:
     try:
-        probe = socket.socket(family, socket.SOCK_STREAM)
-    except OSError:
-        return family == socket.AF_INET6  # a machine without IPv6 has nobody there
-    with probe:
-        try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
             if family == socket.AF_INET6:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             probe.bind((address, port))
-        except OSError as wrong:
-            return family == socket.AF_INET6 and wrong.errno in _NO_IPV6
+    except OSError as wrong:
+        if wrong.errno in _TAKEN:
+            return False
+        if family == socket.AF_INET6 and wrong.errno in _NO_IPV6:
+            return True  # where there is no IPv6, nobody has the port there
+        raise
     return True
 
 
@@ -127,7 +128,9 @@ def _held(port: int) -> socket.socket | None:
     holding = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         holding.bind(NAME.format(port=port))
-    except OSError:
+    except OSError as wrong:
         holding.close()
-        return None
+        if wrong.errno == errno.EADDRINUSE:
+            return None
+        raise
     return holding

@@ -133,14 +133,14 @@ def test_a_connection_that_is_over_still_counts() -> None:
 
 def test_a_child_does_not_inherit_what_is_held() -> None:
     ports = free_range(2)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False) as child:
-        with HeldPorts(ports) as held:
-            held.take("a", HTTP)
-            with subprocess.Popen(
-                [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False
-            ) as later:
-                held.give_back("a")
-                with HeldPorts(ports) as other:
-                    assert other.take("b", HTTP)["http"].base == ports.low
-                later.kill()
-        child.kill()
+    command = [sys.executable, "-c", "print('up', flush=True); input()"]
+    with HeldPorts(ports) as held:
+        held.take("a", HTTP)
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, close_fds=False
+        ) as child:
+            assert heard(child) == "up"  # only from then on is everything closed that it shall not have
+            held.give_back("a")
+            with HeldPorts(ports) as other:
+                assert other.take("b", HTTP)["http"].base == ports.low
+            child.kill()
