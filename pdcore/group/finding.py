@@ -51,6 +51,16 @@ class SpecRefused(ConfigError):
         super().__init__(*(str(finding) for finding in self.findings))
 
 
+def unreadable(problem: str) -> Finding:
+    """What stands against a file that is no bounded plain YAML; ``problem`` names it."""
+    return Finding(
+        code="file_unreadable",
+        path="",
+        message=problem,
+        remedy="name a YAML file without aliases and repeated keys; pdcore group init MODE writes one",
+    )
+
+
 def refused(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Those of ``findings`` that stand against the spec."""
     return tuple(finding for finding in findings if finding.severity == "refused")

@@ -46,7 +46,7 @@ class Text:
             _wrong(problems, path, value, self.says)
             return None
         if len(value) > MAX_TEXT or "\0" in value or (not self.empty and not value.strip()):
-            _wrong(problems, path, value[:64], f"{self.says} of 1 to {MAX_TEXT} characters")
+            _wrong(problems, path, value, f"{self.says} of 1 to {MAX_TEXT} characters")
             return None
         if self.pattern is not None and re.fullmatch(self.pattern, value) is None:
             _wrong(problems, path, value, self.says)
@@ -101,9 +101,9 @@ class Whole:
                 Finding(
                     code="out_of_range",
                     path=path,
-                    message=f"{value} is not from {self.low} to {self.high}",
+                    message=f"{_short(value)} is not from {self.low} to {self.high}",
                     remedy=self.why or f"write a number from {self.low} to {self.high}",
-                    values={"given": value, "lowest": self.low, "highest": self.high},
+                    values={"given": _short(value), "lowest": self.low, "highest": self.high},
                 )
             )
             return None
@@ -118,7 +118,7 @@ class Number:
     """A number; what it means decides what is too small."""
 
     def read(self, value: object, path: str, problems: Problems) -> float | None:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
             _wrong(problems, path, value, "a number")
             return None
         return float(value)
@@ -161,17 +161,20 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A mapping from names to values of one kind."""
+    """A mapping from names to values of one kind. ``names`` is what a name must match."""
 
     kind: Kind
+    names: str | None = None
 
     def read(self, value: object, path: str, problems: Problems) -> dict[str, Any] | None:
         if not isinstance(value, dict) or len(value) > MAX_ITEMS:
-            _wrong(problems, path, _short(value), f"a mapping of at most {MAX_ITEMS} names")
+            _wrong(problems, path, type(value).__name__, f"a mapping of at most {MAX_ITEMS} names")
             return None
         for key in value:
             if not isinstance(key, str):
-                _wrong(problems, path, key, "a mapping whose names are texts")
+                _wrong(problems, path, key, "a name, which is a text")
+            elif self.names is not None and re.fullmatch(self.names, key) is None:
+                _wrong(problems, path, key, "a name")
         return {
             key: self.kind.read(held, f"{path}.{key}", problems)
             for key, held in value.items()
@@ -179,7 +182,11 @@ class Table:
         }
 
     def schema(self) -> dict[str, Json]:
-        return {"type": "object", "additionalProperties": self.kind.schema(), "maxProperties": MAX_ITEMS}
+        named: dict[str, Json] = (
+            {} if self.names is None else {"propertyNames": {"pattern": f"^(?:{self.names})$"}}
+        )
+        bounded: dict[str, Json] = {"additionalProperties": self.kind.schema(), "maxProperties": MAX_ITEMS}
+        return {"type": "object"} | bounded | named
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +194,15 @@ class Anything:
     """Whatever JSON can say; YAML's dates and bytes cannot."""
 
     def read(self, value: object, path: str, problems: Problems) -> Json:
-        if value is None or isinstance(value, str | int | float | bool):
+        if value is None or isinstance(value, str | bool):
+            return value
+        if isinstance(value, int | float) and _is_finite(value):
             return value
         if isinstance(value, list):
             return [self.read(item, f"{path}[{n}]", problems) for n, item in enumerate(value)]
-        if isinstance(value, dict):
-            return {str(key): self.read(item, f"{path}.{key}", problems) for key, item in value.items()}
-        _wrong(problems, path, str(value), "a text, number, list or mapping (quote dates)")
+        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+            return {key: self.read(item, f"{path}.{key}", problems) for key, item in value.items()}
+        _wrong(problems, path, value, "a text, a number, a list, or a mapping from texts (quote dates)")
         return None
 
     def schema(self) -> dict[str, Json]:
@@ -215,7 +224,7 @@ class Record:
         known = {one.name: one for one in declared(self.type)}
         for key in value:
             if key not in known:
-                problems.append(self._unknown(str(key), path, known))
+                problems.append(self._unknown(str(_short(str(key))), path, known))
         read = {name: self._field(one, value, path, problems) for name, one in known.items()}
         if len(problems) > before:
             return None
@@ -287,12 +296,22 @@ def _places(items: list[object], path: str) -> list[str]:
     ]
 
 
-def _short(value: object) -> object:
-    return value if isinstance(value, str | int | float | bool | None) else type(value).__name__
+def _is_finite(value: float) -> bool:
+    """Whether every program that reads JSON will read it as it is."""
+    return -(2.0**63) < value < 2.0**63
+
+
+def _short(value: object) -> Json:
+    """The value if it is short and JSON, else what it is: nobody wants to read a whole list in a message."""
+    if isinstance(value, str):
+        return value if len(value) <= 64 else f"{value[:63]}…"
+    if value is None or isinstance(value, bool) or (isinstance(value, int | float) and _is_finite(value)):
+        return value
+    return type(value).__name__
 
 
 def _wrong(problems: Problems, path: str, value: object, wanted: str, *, code: str = "wrong_value") -> None:
-    shown = value if isinstance(value, str | int | float | bool | None) else str(value)
+    shown = _short(value)
     problems.append(
         Finding(
             code=code,

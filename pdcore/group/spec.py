@@ -192,7 +192,9 @@ class Overridable:
     backend_parameters: tuple[str, ...] | None = field(
         default=None, metadata=says(Items(_WORDS), "the engine's flags, as --flag=value or as two items")
     )
-    env: Mapping[str, str] | None = field(default=None, metadata=says(Table(_WORDS), "environment variables"))
+    env: Mapping[str, str] | None = field(
+        default=None, metadata=says(Table(_WORDS, r"[^=\s]{1,256}"), "environment variables")
+    )
     gpu_selector: GpuSelector | None = field(
         default=None, metadata=says(Record(GpuSelector), "which accelerators")
     )
@@ -217,7 +219,9 @@ class Overridable:
 class RoleSpec(Overridable):
     """One of prefill, decode and router."""
 
-    name: str = field(metadata=says(Text(), f"one of {', '.join(ROLES)}"))
+    name: str = field(
+        metadata=says(Text(r"[A-Za-z0-9_.-]{1,64}", "a role's name"), f"one of {', '.join(ROLES)}")
+    )
     replicas: int = field(
         default=1,
         metadata=says(

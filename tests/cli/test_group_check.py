@@ -118,7 +118,15 @@ def test_bad_input_is_reasons_and_exit_2(tmp_path: Path, document: Any, says: st
 def test_a_file_that_is_not_there_is_exit_2() -> None:
     checked = pdcore("check", "/nowhere.yaml")
     assert checked.exit_code == 2
-    assert checked.output.startswith("pdcore group check: the group's file: cannot read /nowhere.yaml")
+    assert checked.output.startswith("refused   file_unreadable the group's file: cannot read /nowhere.yaml")
+
+
+def test_also_a_file_that_cannot_be_read_is_a_verdict_for_programs(tmp_path: Path) -> None:
+    checked = pdcore("check", "--json", written(tmp_path, "{name: a, name: b}"))
+    assert checked.exit_code == 2
+    read = json.loads(checked.output)
+    assert (read["group"], read["accepted"]) == (None, False)
+    assert [one["code"] for one in read["findings"]] == ["file_unreadable"]
 
 
 def test_the_schema_is_json() -> None:

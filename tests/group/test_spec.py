@@ -158,6 +158,15 @@ def test_keys_of_other_systems_are_refused_with_what_to_do_here(key: str, instea
         (group(env={1: "a"}), "wrong_value", "env"),
         (group(env=["A=1"]), "wrong_value", "env"),
         (group(speculative_config={"a": datetime.date(2026, 1, 1)}), "wrong_value", "speculative_config.a"),
+        (group(speculative_config={"a": float("nan")}), "wrong_value", "speculative_config.a"),
+        (group(speculative_config={"a": 10**400}), "wrong_value", "speculative_config.a"),
+        (group(speculative_config={"a": {1: 2}}), "wrong_value", "speculative_config.a"),
+        (group(env={"A=B": "c"}), "wrong_value", "env"),
+        (group(env={"": "c"}), "wrong_value", "env"),
+        (group(env="TOKEN=secret"), "wrong_value", "env"),
+        (group(decode={"name": "a b"}), "wrong_value", "roles.a b.name"),
+        (group(router={"resources": {"cpu": float("inf")}}), "wrong_value", "roles.router.resources.cpu"),
+        (group(router={"resources": {"cpu": 10**400}}), "wrong_value", "roles.router.resources.cpu"),
         (group(gpu_selector={"gpu_ids": ["0"]}), "wrong_value", "gpu_selector.gpu_ids[0]"),
         (group(network={"service_port_range": "40000"}), "wrong_value", "network.service_port_range"),
         (group(restart_on_error="yes"), "wrong_value", "restart_on_error"),
@@ -169,6 +178,12 @@ def test_a_value_of_another_kind_is_refused_with_its_place(document: Any, code: 
     found = findings(document)
     assert (code, path) in [(one.code, one.path) for one in found]
     assert all(one.remedy and one.message for one in found)
+
+
+def test_what_stands_where_variables_belong_is_not_repeated() -> None:
+    (only,) = findings(group(env="TOKEN=hunter2"))
+    assert "hunter2" not in str(only)
+    assert "hunter2" not in json.dumps(only.document())
 
 
 @pytest.mark.parametrize(

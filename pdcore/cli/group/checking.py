@@ -10,7 +10,8 @@ import click
 
 from pdcore.cli.group.verdict import document, table_lines
 from pdcore.cli.terminal import MISCONFIGURED, columns, failing_in_one_line
-from pdcore.group.finding import SpecRefused, refused
+from pdcore.errors import ConfigError
+from pdcore.group.finding import Finding, SpecRefused, refused, unreadable
 from pdcore.group.spec import VENDORS, read_spec
 from pdcore.group.validation.check import check as check_spec
 
@@ -31,12 +32,7 @@ def check(file: Path, vendors: tuple[str, ...], as_json: bool) -> None:
     Each finding has a stable code, the place in the file, the values, and what to do. Advice refuses nothing.
     """
     with failing_in_one_line("pdcore group check"):
-        name: str | None = None
-        try:
-            spec = read_spec(file)
-            name, found = spec.name, check_spec(spec, vendors=vendors or None)
-        except SpecRefused as wrong:
-            found = wrong.findings
+        name, found = _judged(file, vendors)
         if as_json:
             click.echo(json.dumps(document(name, found), indent=2))
         else:
@@ -44,3 +40,14 @@ def check(file: Path, vendors: tuple[str, ...], as_json: bool) -> None:
                 click.echo(line)
         if refused(found):
             sys.exit(MISCONFIGURED)
+
+
+def _judged(file: Path, vendors: tuple[str, ...]) -> tuple[str | None, tuple[Finding, ...]]:
+    """The group's name, None while its form is wrong, and what was found."""
+    try:
+        spec = read_spec(file)
+    except SpecRefused as wrong:
+        return None, wrong.findings
+    except ConfigError as wrong:
+        return None, tuple(unreadable(problem) for problem in wrong.problems)
+    return spec.name, check_spec(spec, vendors=vendors or None)

@@ -72,7 +72,7 @@ def _model(spec: GroupSpec, found: list[Finding]) -> ModelConfig | None:
                 code="model_missing" if native_engines else "model_unreadable",
                 path="model",
                 message=str(wrong),
-                remedy="write a directory that has a config.json"
+                remedy="write a directory that has a config.json; pdcore demo-model makes a small one"
                 if native_engines
                 else "check the group where the model is, so that nothing stays unverified",
                 values={"given": spec.model},

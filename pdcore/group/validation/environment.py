@@ -172,11 +172,7 @@ def _ssm(subject: Subject, prefill: EffectiveRole, decode: EffectiveRole) -> Com
         verdict = "agree"
     elif model is not None and not model.is_recurrent:
         verdict = "agree"
-    elif (
-        model is not None
-        and "SD" in states
-        and all(is_at_least(role.backend_version, SINCE) for role in (prefill, decode))
-    ):
+    elif model is not None and _cannot_move(subject, states, prefill, decode):
         verdict, why = "differ", "recurrent states can be handed over as DS only"
     return _about(
         SSM_LAYOUT,
@@ -188,6 +184,15 @@ def _ssm(subject: Subject, prefill: EffectiveRole, decode: EffectiveRole) -> Com
         why,
         remedy=f"write {SSM_LAYOUT}: DS for both roles",
     )
+
+
+def _cannot_move(
+    subject: Subject, states: Sequence[str | None], prefill: EffectiveRole, decode: EffectiveRole
+) -> bool:
+    """NIXL moves DS and nothing else; of other connectors only that both sides must have the same is known."""
+    new = all(is_at_least(role.backend_version, SINCE) for role in (prefill, decode))
+    wrong = "SD" in states if subject.mode.name == "vllm-nixl" else set(states) == {"SD", "DS"}
+    return new and wrong
 
 
 def _attention(

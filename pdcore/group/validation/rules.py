@@ -10,6 +10,7 @@ from typing import Final
 
 CODES: Final[Mapping[str, str]] = {
     # the file itself
+    "file_unreadable": "",
     "unknown_key": "",
     "missing_key": "",
     "wrong_value": "",

@@ -143,6 +143,22 @@ def test_recurrent_states_are_handed_over_as_ds(
 
 
 @pytest.mark.parametrize(
+    ("prefill", "decode", "expected"),
+    [
+        ("SD", "DS", ["pairing_ssm_layout"]),
+        ("SD", "SD", UNVERIFIED),
+        ("DS", "DS", []),
+        ("SD", None, UNVERIFIED),
+    ],
+)
+def test_of_other_connectors_only_that_recurrent_states_must_be_alike_is_known(
+    prefill: str, decode: str | None, expected: list[str]
+) -> None:
+    sides = [{} if said is None else {SSM: said} for said in (prefill, decode)]
+    assert codes(environments("vllm-mooncake", *sides), model=RECURRENT) == expected
+
+
+@pytest.mark.parametrize(
     ("prefill", "decode", "flags", "model", "extra", "expected"),
     [
         ({CHUNKS: "1"}, {}, [ON], CHUNKED, {}, ["pairing_hybrid_kv_cache"]),

@@ -20,6 +20,7 @@ def test_the_list_of_codes_is_complete() -> None:
     package = Path(pdcore.group.__file__).parent
     sources = [
         *sorted((package / "validation").glob("*.py")),
+        package / "finding.py",
         package / "kinds.py",
         package / "spec.py",
         package / "modes" / "shared_cache.py",
