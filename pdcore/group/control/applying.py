@@ -19,6 +19,7 @@ from pdcore.group.control.writing import GroupWriter
 from pdcore.group.modes.catalogue import catalogue
 from pdcore.group.render.frozen_choices import frozen_choices
 from pdcore.group.spec import GroupSpec, spec_of
+from pdcore.group.validation.check import check
 from pdcore.registry.store import Absent, Condition, ModRevisionIs, Put, Store
 from pdcore.topology import codec, keys
 from pdcore.topology.keys import Keyspace
@@ -207,7 +208,8 @@ async def _save(
 
 def _generation(spec: GroupSpec, number: int) -> Generation:
     """``spec`` frozen, with what only its model tells."""
-    return frozen(spec, number, __version__, frozen_choices(spec, catalogue().mode(spec.mode)))
+    choices = frozen_choices(spec, catalogue().mode(spec.mode))
+    return frozen(spec, number, __version__, choices, check(spec))
 
 
 async def _known(store: Store, keyspace: Keyspace, group: str) -> tuple[Standing, Plan, int]:

@@ -8,19 +8,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from pdcore.group.control.members import ENGINE_ROLES, ROLES, MemberRole
 from pdcore.group.effective import effective_role
+from pdcore.group.finding import Finding
 from pdcore.group.flags import argv_of
 from pdcore.group.modes.catalogue import catalogue
 from pdcore.group.render.frozen_choices import ASCEND_CONNECTOR
 from pdcore.group.spec import OVERRIDES, GroupSpec, RoleSpec
 from pdcore.topology.records import DocumentRecord, Json
 
-_NOT_IN_DIGEST: Final = ("generation", "package", "digest", "readiness", "restart_on_error", ASCEND_CONNECTOR)
+_NOT_IN_DIGEST: Final = (
+    *("generation", "package", "digest", "readiness", "restart_on_error"),
+    *(ASCEND_CONNECTOR, "advice"),
+)
+
+TOLD: Final = frozenset(
+    {
+        "pairing_unverified",
+        "engine_version_below_recipe_floor",
+        "cache_engine_version",
+        "ascend_dp_unverified",
+    }
+)
+"""Findings that are no reason against a spec and that its group's state tells."""
 
 
 class UnreadableGeneration(ValueError):
@@ -60,14 +74,27 @@ class Generation:
         router = self.roles.get("router")
         return self.mode == "custom" and router is not None and router.run_command is not None
 
+    @property
+    def advice(self) -> tuple[tuple[str, str], ...]:
+        """Code and sentence of what could not be told, or may not do, when it was made."""
+        said = self.document.get("advice")
+        found = said if isinstance(said, list) else []
+        return tuple(
+            (str(one.get("code")), str(one.get("sentence"))) for one in found if isinstance(one, dict)
+        )
+
 
 def frozen(
-    spec: GroupSpec, number: int, package: str, choices: Mapping[str, str] | None = None
+    spec: GroupSpec,
+    number: int,
+    package: str,
+    choices: Mapping[str, str] | None = None,
+    findings: Iterable[Finding] = (),
 ) -> Generation:
     """``spec`` as generation ``number``, made by version ``package``.
 
-    ``choices`` were read from the model once and are kept; they make no generation another one, because a config that
-    becomes readable later must not.
+    ``choices`` were read from the model once and are kept, and so is what of the ``findings`` about the spec a state tells
+    for as long as it runs; they make no generation another one, because a config that becomes readable later must not.
     """
     document: dict[str, Json] = {
         "generation": number,
@@ -83,6 +110,9 @@ def frozen(
         "roles": {role.name: _effective(spec, role) for role in spec.roles if role.name in ROLES},
     }
     document["digest"] = digest(document)
+    document["advice"] = [
+        {"code": one.code, "sentence": f"{one.path}: {one.message}"} for one in findings if one.code in TOLD
+    ]
     return read({**document, **(choices or {})})
 
 

@@ -191,6 +191,8 @@ def _degradations(
         )
     if name != "error" and (failures := list(_failures(facts))):
         yield Degradation(code="members_failed", sentence="; ".join(failures))
+    if facts.running is not None:
+        yield from (Degradation(code=code, sentence=sentence) for code, sentence in facts.running.advice)
     if facts.running is not None and facts.running.package != facts.package:
         yield Degradation(
             code="package_differs",
