@@ -94,7 +94,9 @@ def decodes(stage: Stage) -> Callable[[], list[str]]:
 def test_our_router_is_told_of_engines_that_come_and_go(tmp_path: Path) -> None:
     with EtcdServer(tmp_path) as etcd:
         stage = Stage(tmp_path, tmp_path, etcd)
-        with stage.up(custom(stage, {"protocol": "nixl"})):
+        file = custom(stage, {"protocol": "nixl"})
+        stage.group("apply", str(file))
+        with stage.up(file):
             stage.wait_status(lambda now: now["state"] == "running", "running")
             answer = eventually_now(lambda: asked(stage), 30, "an answer") or {}
             assert answer["choices"][0]["text"] == "decode"
@@ -111,7 +113,9 @@ def test_our_router_is_told_of_engines_that_come_and_go(tmp_path: Path) -> None:
 def test_behind_a_users_own_router_people_are_told_what_to_do(tmp_path: Path) -> None:
     with EtcdServer(tmp_path) as etcd:
         stage = Stage(tmp_path, tmp_path, etcd)
-        with stage.up(custom(stage, {"run_command": engine("router")})):
+        file = custom(stage, {"run_command": engine("router")})
+        stage.group("apply", str(file))
+        with stage.up(file):
             stage.wait_status(lambda now: now["state"] == "running", "running")
             by_hand = f"the router of {GROUP} is your own command, so its list of members is yours to keep"
             assert by_hand in stage.group("scale", GROUP, "--decode", "2", "--wait")

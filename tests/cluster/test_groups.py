@@ -166,6 +166,7 @@ def test_two_supervisors_run_no_member_twice_and_one_takes_over_from_the_other(
     with EtcdServer(tmp_path) as etcd:
         stage = Stage(tmp_path, tiny_model, etcd)
         file = stage.file(1, 1)
+        stage.group("apply", str(file))
         with stage.up(file) as first, stage.up(file) as second:
             now = stage.wait_full()
             assert len({row["pid"] for row in now["members"]}) == 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Final, TextIO
 
 import httpx
@@ -45,6 +45,7 @@ from pdcore.topology.keys import Keyspace
 Asks = Callable[[], httpx.AsyncClient]
 STORE_ANSWERS_S: Final = 30.0
 RETRY_S: Final = 0.1
+TELL_S: Final = 1.0
 NEEDS_AGENT: Final = (
     "engines of mode {mode} need an agent on their machines, which is not there yet; "
     "pdcore group show --effective prints what would run"
@@ -167,7 +168,9 @@ async def _tell_states(follower: GroupFollower, log: PrefixedLog, access: StoreA
             for url in sorted(urls - told):
                 log.say(f"router: {url}   store: {access.url}")
             told = urls
-        await changed.wait()
+        with suppress(TimeoutError):  # slots, which are not in the view, tell of members that do not register
+            async with asyncio.timeout(TELL_S):
+                await changed.wait()
 
 
 def _port_range(config: UpConfig, spec: GroupSpec) -> PortRange:
