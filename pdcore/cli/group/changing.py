@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from pdcore.cli.group.watching import check_name, followed, telling_conflicts, wait_until
+from pdcore.cli.group.watching import check_name, followed, tell_if_nobody_runs, telling_conflicts, wait_until
 from pdcore.cli.terminal import FAILED, reading_store
 from pdcore.config import COMMON, CommonConfig, load, options
 from pdcore.errors import ConfigError, PdcoreError
@@ -164,6 +164,7 @@ async def _scale(
         _tell_by_hand(standing.generations.get(plan.active), group, plan, "scaling")
         if wait:
             async with followed(config, store, group) as follower:
+                tell_if_nobody_runs(follower)
                 await wait_until(follower, _is_as_wished, WAIT_S, f"scaling {group}")
 
 
@@ -185,6 +186,7 @@ async def _restart(config: CommonConfig, group: str, asked: Restarting, *, wait:
 
 async def _until_over(config: CommonConfig, store: Store, group: str, number: int) -> int:
     async with followed(config, store, group) as follower:
+        tell_if_nobody_runs(follower)
         seen = await wait_until(
             follower,
             lambda seen: seen.plan.restart is None or seen.plan.restart.to != number,

@@ -66,6 +66,12 @@ async def followed(config: CommonConfig, store: Store, group: str) -> AsyncItera
         yield follower
 
 
+def tell_if_nobody_runs(follower: GroupFollower) -> None:
+    """What a command waits for is done by those who run the group's members."""
+    if not follower.slots.held:
+        click.echo(f"nobody runs members of {follower.group} now; pdcore up FILE does", err=True)
+
+
 async def wait_until(
     follower: GroupFollower, holds: Callable[[Seen], bool], within_s: float, what: str
 ) -> Seen:
