@@ -133,11 +133,10 @@ class ModelConfig:
 
 def overridden(model: ModelConfig | None, flags: Flags) -> ModelConfig | None:
     """``model`` with what the engine's flags put over its config; None where nobody can tell what comes out."""
-    written = flags.value(_OVERRIDES)
-    if model is None or written is None:
+    if model is None or flags.last(_OVERRIDES) is None:
         return model
     try:
-        over = json.loads(written)
+        over = json.loads(flags.value(_OVERRIDES) or "")
     except (ValueError, RecursionError):
         return None
     return ModelConfig(_merged(model.fields, over)) if isinstance(over, dict) else None

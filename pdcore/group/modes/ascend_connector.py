@@ -6,13 +6,11 @@ make two members choose differently.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from pdcore.group.flags import Flags
-from pdcore.group.model_config import ModelConfig
-from pdcore.topology.records import Json
+from pdcore.group.model_config import ModelConfig, overridden
 
 Layout = Literal["standard", "hybrid"]
 CONNECTORS: Final[Mapping[Layout, str]] = {
@@ -21,7 +19,6 @@ CONNECTORS: Final[Mapping[Layout, str]] = {
 }
 
 _NESTED: Final = ("text_config", "llm_config", "language_config", "thinker_config")
-_OVERRIDES: Final = ("hf-overrides",)
 
 
 def connector_for(config: ModelConfig | None, prefill: Flags) -> str:
@@ -32,10 +29,8 @@ def connector_for(config: ModelConfig | None, prefill: Flags) -> str:
 
 def layout_of(config: ModelConfig | None, prefill: Flags) -> Layout:
     """How the model's KV cache is laid out."""
-    overrides = _overrides(prefill)
-    if config is None or overrides is None:
-        return "hybrid"
-    return "hybrid" if _is_hybrid(_merged(config.fields, overrides)) else "standard"
+    seen = overridden(config, prefill)
+    return "hybrid" if seen is None or _is_hybrid(seen.fields) else "standard"
 
 
 def _is_hybrid(fields: Mapping[str, Any]) -> bool:
@@ -60,23 +55,3 @@ def _is_deepseek_v4(fields: Mapping[str, Any]) -> bool:
     return fields.get("model_type") == "deepseek_v4" or any(
         str(one).startswith("DeepseekV4") for one in named
     )
-
-
-def _overrides(prefill: Flags) -> Mapping[str, Json] | None:
-    """What ``--hf-overrides`` says, nothing without it; None when nobody can read it."""
-    if prefill.last(_OVERRIDES) is None:
-        return {}
-    try:
-        said = json.loads(prefill.value(_OVERRIDES) or "")
-    except (ValueError, RecursionError):
-        return None
-    return said if isinstance(said, dict) else None
-
-
-def _merged(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """``overrides`` on top, mapping by mapping."""
-    made = dict(fields)
-    for name, value in overrides.items():
-        old = made.get(name)
-        made[name] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return made
