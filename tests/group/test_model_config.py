@@ -20,6 +20,13 @@ pytestmark = pytest.mark.unit
         ({"max_position_embeddings": 4096}, 4096),
         ({"max_position_embeddings": 4096, "seq_length": 2048}, 2048),
         ({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 8192),
+        (
+            {
+                "max_position_embeddings": 8192,
+                "rope_scaling": {"type": "dynamic", "factor": 2, "original_max_position_embeddings": 4096},
+            },
+            16384,
+        ),
         ({"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 131072),
         (
             {

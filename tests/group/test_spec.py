@@ -180,6 +180,11 @@ def test_a_value_of_another_kind_is_refused_with_its_place(document: Any, code: 
     assert all(one.remedy and one.message for one in found)
 
 
+def test_roles_of_one_name_are_told_apart_by_number() -> None:
+    document = group() | {"roles": [{"name": "prefill", "replicas": 0}, {"name": "prefill", "replicas": 0}]}
+    assert [one.path for one in findings(document)] == ["roles[0].replicas", "roles[1].replicas"]
+
+
 def test_what_stands_where_variables_belong_is_not_repeated() -> None:
     (only,) = findings(group(env="TOKEN=hunter2"))
     assert "hunter2" not in str(only)

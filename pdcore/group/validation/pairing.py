@@ -106,7 +106,7 @@ def _concrete(
     """``automatic`` is what ``auto`` stands for on either side, None where nobody knows."""
     resolved = [auto if text == _AUTO else text for text, auto in zip(said, automatic, strict=True)]
     verdict: Verdict = "undecidable"
-    if said[0] == said[1] != _AUTO or resolved[0] == resolved[1]:
+    if resolved[0] == resolved[1]:
         verdict = "agree"
     elif None not in resolved:
         verdict = "differ"
