@@ -19,7 +19,7 @@ from pdcore.group.control.seen import Seen
 from pdcore.group.control.slots import Slot
 from pdcore.registry.follower import Follower
 from pdcore.registry.lease import retry_after_s
-from pdcore.registry.store import LeaseId, Revision, Snapshot, Store, Stored
+from pdcore.registry.store import LeaseId, Revision, Store, Stored
 from pdcore.topology import keys
 from pdcore.topology.keys import Keyspace
 from pdcore.topology.topology import Group, Topology
@@ -160,8 +160,3 @@ def slots_of(
         for member, stored in found
         if member is not None
     }
-
-
-async def read_once(store: Store, keyspace: Keyspace, group: str) -> tuple[Snapshot, Snapshot]:
-    """The view and the slots of ``group``, for a command that looks once. Raises StoreError."""
-    return await store.list(keyspace.view), await store.list(keyspace.members(group))
