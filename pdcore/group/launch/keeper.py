@@ -123,6 +123,7 @@ class Keeper:
         seen = self._follower.seen()
         if seen is None:
             return
+        writes: list[Claim | Release | Say] = []
         for task in keeping.next_tasks(seen, self._own()):
             match task:
                 case Spawn(member):
@@ -131,7 +132,10 @@ class Keeper:
                     self._log.say(f"{member.name_in(seen.group)} ends: {why}")
                     self._runs[member].stop()
                 case _:
-                    await self._write(seen, task)
+                    writes.append(task)
+        # Only now is anything awaited: until here the runs are those that the decision was made on.
+        for write in writes:
+            await self._write(seen, write)
 
     def _spawn(self, tasks: asyncio.TaskGroup, seen: Seen, member: Member) -> None:
         """Start ``member``; what cannot be started here is an exit as if it had said so itself."""
