@@ -77,9 +77,10 @@ def _check_make(arguments: list[str]) -> None:
 def _check_pdcore(arguments: list[str]) -> None:
     if not arguments:
         return
-    command: click.Command = main.commands[arguments[0]]
-    for word in arguments[1:]:
-        command = command.commands.get(word, command) if isinstance(command, click.Group) else command
+    command: click.Command = main
+    for word in arguments:
+        command = _within(command, word) or command
+    assert command is not main, f"there is no command {arguments[0]}"
     known = {
         option
         for parameter in command.params
@@ -88,6 +89,10 @@ def _check_pdcore(arguments: list[str]) -> None:
     }
     spelled = command.context_settings.get("token_normalize_func", str)
     assert {spelled(word.partition("=")[0]) for word in arguments if word.startswith("--")} <= known
+
+
+def _within(command: click.Command, word: str) -> click.Command | None:
+    return command.get_command(click.Context(command), word) if isinstance(command, click.Group) else None
 
 
 def _check_module(arguments: list[str]) -> None:

@@ -9,10 +9,16 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Final
 
 import click
 
+from pdcore.cli.group.accepted import accepted_spec
+from pdcore.cli.kv_interface import kv_interface
+from pdcore.cli.pass_key import PassKey
 from pdcore.cli.terminal import FAILED, INTERRUPTED, columns, console, failing_in_one_line
 from pdcore.cli.topology import read_topology
 from pdcore.config import UP, UpConfig, demo_model_directory, load, options
@@ -20,25 +26,33 @@ from pdcore.errors import ConfigError
 from pdcore.group import demo as question
 from pdcore.group.keyspace_text import shortened
 from pdcore.group.launch.cluster import LocalCluster
+from pdcore.group.launch.group import supervise_group
 from pdcore.group.launch.log import PrefixedLog
 from pdcore.group.launch.up import supervise
 from pdcore.group.overview import table
 from pdcore.topology.keys import Keyspace
 
 ETCDCTL_S: Final = 10.0
+ASK_ROUTERS_S: Final = 10.0
 
 Flags = dict[str, str | None]
 
 
 @click.command()
+@click.argument("group_file", metavar="[GROUP.yaml]", required=False, type=click.Path(path_type=Path))
 @options(UP)
-def up(**flags: str | None) -> None:
+def up(group_file: Path | None, **flags: str | None) -> None:
     """Run a whole cluster on this machine until Ctrl-C: etcd, engines, a router.
+
+    With a group's file: run the group's members that nobody runs yet, on this machine. A group that is new is saved
+    first; of one that is there what was saved runs, and pdcore group apply changes that.
 
     Members that exit are started again. Settings that are not listed here (PDCORE_DTYPE, PDCORE_KV_TOKENS …) reach the
     members through the environment and pdcore.toml.
     """
     with failing_in_one_line("pdcore up"):
+        if group_file is not None:
+            sys.exit(_up_group(group_file, flags))
         config = _up_config(flags)
         sys.exit(supervise(config, sys.stdout, _say_how_to_ask))
 
@@ -61,6 +75,17 @@ def demo_model() -> None:
 
     with failing_in_one_line("pdcore demo-model"):
         click.echo(ensure_demo_model())
+
+
+def _up_group(file: Path, flags: Flags) -> int:
+    spec = accepted_spec(file)
+    for name in ("prefill", "decode", "unified", "model", "model_name"):
+        if flags[name] is not None:
+            raise ConfigError(f"--{name.replace('_', '-')} is of no use with a group's file, which says it")
+    config = load(UpConfig, UP, flags, section="up", defaults={"model": "."})
+    interface = kv_interface(spec, config.kv_transfer_ifname)
+    settled = replace(config, kv_transfer_ifname=interface)
+    return supervise_group(settled, spec, sys.stdout, partial(PassKey.of(config).client, ASK_ROUTERS_S))
 
 
 def _up_config(flags: Flags) -> UpConfig:

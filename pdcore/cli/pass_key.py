@@ -5,13 +5,23 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import Final, Protocol
 
 import httpx
 
 from pdcore.bearer import Token
-from pdcore.config.operator import OperatorConfig
 from pdcore.errors import ConfigError
+
+
+class NamesPassKey(Protocol):
+    """Settings that name one."""
+
+    @property
+    def admin_token_file(self) -> Path | None: ...
+
+    @property
+    def router_ca(self) -> Path | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +32,7 @@ class PassKey:
     verify: ssl.SSLContext | bool = True
 
     @classmethod
-    def of(cls, config: OperatorConfig) -> PassKey:
+    def of(cls, config: NamesPassKey) -> PassKey:
         """What the settings name; raises ConfigError for a file that cannot be used."""
         headers: dict[str, str] = {}
         verify: ssl.SSLContext | bool = True

@@ -7,12 +7,14 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
-from rich.console import Console
 
 from pdcore.errors import AccessRefused, ConfigError, PdcoreError, StoreError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 FAILED: Final = 1
 MISCONFIGURED: Final = 2
@@ -22,6 +24,8 @@ PIPE_COLUMNS: Final = 160
 
 def console() -> Console:
     """Standard output; a pipe is as wide as a table needs."""
+    from rich.console import Console  # a quarter of a second that only tables are worth
+
     return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
 
 

@@ -19,6 +19,7 @@ from pdcore.config.setting import (
     seconds,
     text,
 )
+from pdcore.config.sizes import token_count
 
 ENGINE: Final = (
     *COMMON,
@@ -52,6 +53,18 @@ ENGINE: Final = (
         name="instance_id",
         help="Stable name of this instance; {role}-{host}-{port} unless given.",
         parse=name,
+    ),
+    Setting(
+        name="group",
+        help="The group it is a member of; it pairs only with members of the same generation.",
+        parse=name,
+    ),
+    Setting(
+        name="generation",
+        help="Which generation of that group it is of.",
+        parse=integer(0, 2**31 - 1),
+        default="0",
+        metavar="N",
     ),
     Setting(
         name="tp",
@@ -177,8 +190,8 @@ ENGINE: Final = (
     ),
     Setting(
         name="max_model_len",
-        help="Longest context; the model's own limit unless given.",
-        parse=integer(1, 1 << 24),
+        help="Longest context; also as 128k; the model's own limit unless given.",
+        parse=token_count(1, 1 << 24),
         metavar="TOKENS",
     ),
     Setting(
@@ -287,6 +300,8 @@ class EngineConfig(ListenConfig):
     port: int | None
     bootstrap_port: int
     instance_id: str | None
+    group: str | None = None
+    generation: int = 0
     tp: int
     cp: int
     dp: int

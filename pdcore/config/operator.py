@@ -9,8 +9,7 @@ from typing import Final
 from pdcore.config.process import COMMON, CommonConfig
 from pdcore.config.setting import Setting, path
 
-OPERATOR: Final = (
-    *COMMON,
+ROUTERS_KEY: Final = (
     Setting(
         name="admin_token_file",
         help="File of the token that routers ask operators for; it is sent to every router in the keyspace.",
@@ -24,6 +23,7 @@ OPERATOR: Final = (
         metavar="FILE",
     ),
 )
+OPERATOR: Final = (*COMMON, *ROUTERS_KEY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

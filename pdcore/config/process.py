@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pdcore.config.setting import Setting, integer, name, one_of, seconds, text
 from pdcore.config.store import REDIS, STORE, StoreConfig
-from pdcore.telemetry import LogFormat
+
+if TYPE_CHECKING:  # what only starts engines and routers need not load a logging library to read a file
+    from pdcore.telemetry import LogFormat
 
 COMMON: Final = (
     *STORE,

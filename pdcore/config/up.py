@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from pdcore.config.member_network import MEMBER_NETWORK, PortRange
+from pdcore.config.operator import ROUTERS_KEY
 from pdcore.config.process import COMMON
 from pdcore.config.setting import Setting, integer, path, seconds, text
 from pdcore.config.store import StoreLogin
-from pdcore.telemetry import LogFormat
+
+if TYPE_CHECKING:  # what only starts engines and routers need not load a logging library to read a file
+    from pdcore.telemetry import LogFormat
 
 UP: Final = (
     Setting(
@@ -64,6 +68,8 @@ UP: Final = (
         default="5",
         metavar="SECONDS",
     ),
+    *MEMBER_NETWORK,
+    *ROUTERS_KEY,
 )
 
 
@@ -85,3 +91,7 @@ class UpConfig(StoreLogin):
     data_dir: Path | None
     torch_threads: int | None
     drain_timeout_s: float
+    service_port_range: PortRange | None = None
+    kv_transfer_ifname: str | None = None
+    admin_token_file: Path | None = None
+    router_ca: Path | None = None

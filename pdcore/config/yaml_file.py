@@ -17,9 +17,9 @@ MAX_BYTES: Final = 64 << 10
 MAX_DEPTH: Final = 8
 
 
-def read_yaml(file: Path) -> object:
-    """The document in ``file``. ConfigError in one line."""
-    return parse_yaml(_text(file), str(file))
+def read_yaml(file: Path, *, named: str = "--config / PDCORE_CONFIG") -> object:
+    """The document in ``file``, which ``named`` says who asked for. ConfigError in one line."""
+    return parse_yaml(_text(file, named), str(file))
 
 
 def parse_yaml(text: str, file: str) -> object:
@@ -35,7 +35,7 @@ def parse_yaml(text: str, file: str) -> object:
         raise ConfigError(f"{file}: {' '.join(str(wrong).split())}") from None
 
 
-def _text(file: Path) -> str:
+def _text(file: Path, named: str) -> str:
     try:
         with file.open("rb") as opened:
             read = opened.read(MAX_BYTES + 1)
@@ -43,7 +43,7 @@ def _text(file: Path) -> str:
             raise ConfigError(f"{file}: longer than {MAX_BYTES} bytes")
         return read.decode("utf-8")
     except OSError as wrong:
-        raise ConfigError(f"--config / PDCORE_CONFIG: cannot read {file}: {wrong.strerror}") from None
+        raise ConfigError(f"{named}: cannot read {file}: {wrong.strerror}") from None
     except UnicodeDecodeError as wrong:
         raise ConfigError(f"{file}: is not UTF-8: {wrong.reason} at byte {wrong.start}") from None
 

@@ -38,6 +38,8 @@ class Identity:
     boot_id: str
     pid: int
     extra: Mapping[str, Json]
+    group: str = ""
+    generation: int = 0
 
 
 def instance_record(identity: Identity, ready: Mapping[RankPosition, Ready], state: State) -> InstanceRecord:
@@ -49,8 +51,8 @@ def instance_record(identity: Identity, ready: Mapping[RankPosition, Ready], sta
     record = InstanceRecord(
         incarnation=identity.incarnation,
         role=identity.role,
-        group="",
-        generation=0,
+        group=identity.group,
+        generation=identity.generation,
         models=identity.models,
         url=identity.url,
         bootstrap_host=None if identity.bootstrap_port is None else identity.host,

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from pdcore.config import ENGINE, EngineConfig, demo_model_directory, load
 from pdcore.config.loading import Default
-from pdcore.engine.interfaces import Interface, own_address, read_interfaces
+from pdcore.engine.interfaces import own_address, read_interfaces
 from pdcore.errors import ConfigError
+from pdcore.interfaces import Interface
 
 
 def read_settings(

@@ -126,6 +126,10 @@ def _identity(
         name(instance_id)
     except ValueError as wrong:
         raise ConfigError(f"--instance-id / PDCORE_INSTANCE_ID: {wrong}") from None
+    if config.generation and config.group is None:
+        raise ConfigError(
+            f"--generation / PDCORE_GENERATION: {config.generation} is of no use without --group"
+        )
     return Identity(
         role=role,
         instance_id=instance_id,
@@ -139,6 +143,8 @@ def _identity(
         boot_id=machine.boot_id(),
         pid=os.getpid(),
         extra=_extra(config, role),
+        group=config.group or "",
+        generation=config.generation,
     )
 
 

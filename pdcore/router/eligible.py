@@ -89,7 +89,12 @@ class Filter:
         self._known = _Known(Topology.empty(), frozenset(), {})
 
     def __call__(self, topology: Topology, want: Want, doubts: Doubts) -> Answer:
-        if want.excluded or want.pinned_prefill is not None or want.prefill_dp_rank is not None:
+        if (
+            want.excluded
+            or want.pinned_prefill is not None
+            or want.prefill_dp_rank is not None
+            or want.candidate
+        ):
             return self._ask(topology, want, doubts)
         if not self._known.holds(topology, doubts):
             self._known = _Known(topology, frozenset(doubts.suspects), dict(doubts.gone))
@@ -130,9 +135,7 @@ def exclusion(topology: Topology, one: Instance, want: Want, protocols: Collecti
         why.append("is draining")
     if not one.ready:
         why += one.why_not_ready
-    active = topology.active_generation(record.group)
-    if record.generation != active:
-        why.append(f"is of generation {record.generation}, active is {active}")
+    why += _against_generation(topology, one, want)
     if record.role != "unified" and record.protocol not in protocols:
         why.append(f"speaks the handshake {record.protocol!r}, which this router does not")
     if (one.instance_id, record.incarnation) in want.excluded:
@@ -140,6 +143,21 @@ def exclusion(topology: Topology, one: Instance, want: Want, protocols: Collecti
     if record.role == "prefill":
         why += _against_prefill(one, want)
     return tuple(why)
+
+
+def _against_generation(topology: Topology, one: Instance, want: Want) -> list[str]:
+    record = one.record
+    if want.candidate is not None:
+        group, candidate = want.candidate
+        if (record.group, record.generation) == want.candidate:
+            return []
+        return [
+            f"is of generation {record.generation} of {record.group!r}, asked is {candidate} of {group!r}"
+        ]
+    active = topology.active_generation(record.group)
+    if record.generation == active:
+        return []
+    return [f"is of generation {record.generation}, active is {active}"]
 
 
 def _against_prefill(one: Instance, want: Want) -> list[str]:
@@ -154,11 +172,17 @@ def _against_prefill(one: Instance, want: Want) -> list[str]:
 def _eligible(fit: Sequence[Instance], check: Check, reasons: Reasons) -> Eligible:
     """A fleet has many instances and few kinds of them; of each kind the first is asked for all."""
     kind_of = kinds([one.record for one in fit if one.role != "unified"])
-    decodes = _alike(fit, "decode", kind_of)
+    decodes, paired = _alike(fit, "decode", kind_of), set[int]()
+    told_of: dict[int, list[str]] = {}
     pairs: list[tuple[Instance, Sequence[Instance]]] = []
     unpaired: dict[str, tuple[str, ...]] = {}
     for prefills in _alike(fit, "prefill", kind_of):
         against = [check(prefills[0], some[0]) for some in decodes]
+        for place, why in enumerate(against):
+            if why:
+                told_of.setdefault(place, []).append(_against(prefills, why))
+            else:
+                paired.add(place)
         matching = [one for some, why in zip(decodes, against, strict=True) if not why for one in some]
         matching.sort(key=_by_id)
         if matching:
@@ -166,6 +190,9 @@ def _eligible(fit: Sequence[Instance], check: Check, reasons: Reasons) -> Eligib
         elif decodes:
             told = tuple(map(_against, decodes, against))
             unpaired.update((one.instance_id, told) for one in prefills)
+    for place, told_by in told_of.items():
+        if place not in paired:
+            unpaired.update((one.instance_id, tuple(told_by)) for one in decodes[place])
     return Eligible(
         pairs=sorted(pairs, key=lambda pair: _by_id(pair[0])),
         unified=[one for one in fit if one.role == "unified"],
@@ -182,9 +209,9 @@ def _alike(fit: Sequence[Instance], role: Role, kind_of: KindOf) -> list[list[In
     return list(alike.values())
 
 
-def _against(decodes: Sequence[Instance], why: tuple[str, ...]) -> str:
-    others = f" and {len(decodes) - 1} like it" if len(decodes) > 1 else ""
-    return f"does not pair with {decodes[0].instance_id}{others}: {'; '.join(why)}"
+def _against(peers: Sequence[Instance], why: tuple[str, ...]) -> str:
+    others = f" and {len(peers) - 1} like it" if len(peers) > 1 else ""
+    return f"does not pair with {peers[0].instance_id}{others}: {'; '.join(why)}"
 
 
 def _by_id(one: Instance) -> str:

@@ -16,6 +16,7 @@ from pdcore.router import headers
 from pdcore.router.answer import PUSH, ClientAnswer
 from pdcore.router.api import Endpoint, parse
 from pdcore.router.budget import Budget
+from pdcore.router.candidate import candidate_of
 from pdcore.router.departure import while_there
 from pdcore.router.exchange import LegFailure, api_error
 from pdcore.router.interrupt import Interrupt
@@ -132,7 +133,11 @@ class GenerationEndpoint:
         raw = scope["headers"]
         head = headers.read(raw)
         client.request_id = head.request_id
-        trace.client = self._serving.access.client(raw)
+        candidate = None
+        if head.candidate is None:
+            trace.client = self._serving.access.client(raw)
+        else:
+            candidate = candidate_of(self._serving.fleet.topology, head.candidate)
         self._lifecycle.admit()
         config = self._serving.config
         now = self._serving.ground.clock.now()
@@ -148,6 +153,7 @@ class GenerationEndpoint:
             forwarded=head.forwarded | self._serving.access.towards_engines(),
             budget=Budget.of(config, now=now, stream=request.stream),
             trace=trace,
+            candidate=candidate,
         )
 
     async def _until_ended(

@@ -17,7 +17,9 @@ RawHeaders = Iterable[tuple[bytes, bytes]]
 MAX_REQUEST_ID: Final = 128
 MAX_HEADER_BYTES: Final = 64 << 10
 FORWARDED: Final = frozenset({b"traceparent", b"tracestate"})
-_READ: Final = FORWARDED | {b"content-encoding", b"content-length", b"x-request-id"}
+CANDIDATE: Final = b"x-pdcore-candidate"
+"""The secret of a group's restart: a request that knows it goes to the generation that is to be proven."""
+_READ: Final = FORWARDED | {b"content-encoding", b"content-length", b"x-request-id", CANDIDATE}
 RETURNED: Final = frozenset({"content-type", "cache-control", "retry-after"})
 
 
@@ -32,6 +34,7 @@ class Head(NamedTuple):
     request_id: str
     content_length: int | None
     forwarded: dict[str, str]
+    candidate: str | None = None
 
 
 def read(headers: RawHeaders) -> Head:
@@ -49,16 +52,19 @@ def read(headers: RawHeaders) -> Head:
     length: int | None = None
     given: list[bytes] = []
     carried: dict[str, str] = {}
+    candidate: str | None = None
     for name, value in said:
         if name == b"content-length":
             length = int(value) if value.isdigit() and len(value) < 20 else None
         elif name == b"x-request-id":
             given.append(value)
+        elif name == CANDIDATE:
+            candidate = value.decode("latin-1")
         elif name in FORWARDED:
             carried[name.decode("latin-1")] = value.decode("latin-1")
         elif value.strip().lower() not in (b"", b"identity"):
             raise ApiError("unsupported_media_type", "a compressed request body is not supported")
-    return Head(_request_id(given) if given else new_request_id(), length, carried)
+    return Head(_request_id(given) if given else new_request_id(), length, carried, candidate)
 
 
 def _request_id(given: list[bytes]) -> str:

@@ -22,6 +22,7 @@ from pdcore.topology.topology import Topology
 
 __all__ = ["NO_DOUBTS", "CompatMemo", "InstanceKey", "Load", "NoPair", "Pick", "Rules", "Want", "pick"]
 
+MOST_TOLD: Final = 32
 _NO_REASONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
 
 
@@ -79,6 +80,16 @@ class NoPair(Struct, frozen=True, kw_only=True):
             "revision": self.revision,
             "missing": list(self.reasons.get("*", ())),
             "excluded": {name: list(why) for name, why in self.reasons.items() if name != "*"},
+        }
+
+    def detail(self) -> dict[str, object]:
+        """The same for an error's body, bounded."""
+        told = {name: list(why) for name, why in self.reasons.items() if name != "*"}
+        return {
+            "revision": self.revision,
+            "missing": list(self.reasons.get("*", ())),
+            "excluded": dict(list(told.items())[:MOST_TOLD]),
+            "more": max(0, len(told) - MOST_TOLD),
         }
 
 

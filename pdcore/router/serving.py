@@ -75,6 +75,7 @@ class Incoming(Struct, frozen=True, kw_only=True):
     forwarded: Mapping[str, str]
     budget: Budget
     trace: Trace = field(default_factory=Trace)
+    candidate: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +102,7 @@ async def serve(serving: Serving, incoming: Incoming, client: ClientAnswer) -> N
     refused_s = witness.came(request)
     if refused_s:
         raise _kills(refused_s)
-    want = _want(serving, request)
+    want = _want(serving, request, incoming.candidate)
     if request.room_name is None:
         await _attempts(serving, incoming, client, want)
     else:
@@ -148,7 +149,7 @@ def _kills(refused_s: float) -> ApiError:
     return ApiError("decode_failed", f"refused: {why}", retry_after_s=math.ceil(refused_s))
 
 
-def _want(serving: Serving, request: ClientRequest) -> Want:
+def _want(serving: Serving, request: ClientRequest, candidate: tuple[str, int] | None) -> Want:
     """What to pick for ``request`` on today's view; 400 and 404 come from here, before anything is sent."""
     topology = serving.fleet.topology
     pinned = None
@@ -159,6 +160,8 @@ def _want(serving: Serving, request: ClientRequest) -> Want:
             why = "does not name a registered prefill instance"
             raise ApiError("invalid_request", f"bootstrap_host/bootstrap_port {why}", param="bootstrap_host")
         pinned = instance.instance_id
+    if candidate is not None and request.model is not None:
+        return Want(model=request.model, candidate=candidate, draw=fresh_room())
     model = _model(serving, request.model)
     if request.prefill_dp_rank is not None:
         _check_dp_rank(serving, model, pinned, request.prefill_dp_rank)
@@ -197,11 +200,13 @@ def _check_dp_rank(serving: Serving, model: str, pinned: str | None, rank: int) 
         raise ApiError("invalid_request", f"disagg_prefill_dp_rank {why}", param="disagg_prefill_dp_rank")
 
 
-def unavailable(serving: Serving, why: str) -> ApiError:
+def unavailable(serving: Serving, why: str, detail: dict[str, object] | None = None) -> ApiError:
     """The 503 for a request that no instance can take now, saying also what is wrong with the store."""
     error = serving.follower.last_error
     store = "" if error is None else f"; not following the store: {error}"
-    return ApiError("backend_unavailable", f"backend unavailable: {why}{store}", retry_after_s=1)
+    return ApiError(
+        "backend_unavailable", f"backend unavailable: {why}{store}", detail=detail, retry_after_s=1
+    )
 
 
 def _pick(serving: Serving, want: Want) -> Pick | NoPair:
@@ -220,7 +225,7 @@ def _choose(serving: Serving, want: Want, failure: LegFailure | None, carried: C
         return chosen
     if failure is not None:
         raise failure
-    raise unavailable(serving, chosen.sentence())
+    raise unavailable(serving, chosen.sentence(), chosen.detail())
 
 
 def _for_endpoint(request: ClientRequest, chosen: Pick) -> Pick:

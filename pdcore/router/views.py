@@ -126,10 +126,26 @@ class Views:
                     instance_id: _suspicion(one)
                     for instance_id, one in sorted(self._fleet.overlay.suspects.items())
                 },
+                "groups": {
+                    name: {"active": topology.active_generation(name)} for name in sorted(topology.groups)
+                },
+                "excluded": self._excluded(),
                 "routers": {router_id: one.url for router_id, one in sorted(topology.routers.items())},
                 "rejected": {key: one.reason for key, one in sorted(topology.rejected.items())},
             }
         )
+
+    def _excluded(self) -> Mapping[str, Mapping[str, list[str]]]:
+        """Of each model, who may not take its requests and why; whoever is in no pair is named with both values."""
+        view = self._fleet.view
+        topology = view.topology
+        answers = {
+            model: self._rules.eligible(topology, Want(model=model), view) for model in topology.models()
+        }
+        return {
+            model: {name: list(why) for name, why in answer.all_fit.reasons.items() if name != "*"}
+            for model, answer in answers.items()
+        }
 
     def _shown(self, instance: Instance) -> Mapping[str, object]:
         record = instance.record

@@ -36,6 +36,7 @@ class Want(Struct, frozen=True, kw_only=True):
     ``excluded`` maps instances that refused it to what they said. ``room`` is the client's own name for its room.
     ``draw`` is the request's chance, drawn once, so that the same question always has the same answer.
     ``prefix`` is None where no policy asks for it. ``prefers_unified``: a pair is not worth it where one can do both.
+    ``candidate``: the group and the generation that this request proves; members of no other generation take it.
     """
 
     model: str
@@ -46,6 +47,7 @@ class Want(Struct, frozen=True, kw_only=True):
     draw: int = 0
     prefix: Prefix | None = None
     prefers_unified: bool = False
+    candidate: tuple[str, int] | None = None
 
 
 class Load(Protocol):

@@ -124,6 +124,8 @@ _ORDER: Final[Mapping[str, Check]] = {
     "by": fields.text(256, empty=True),
 }
 _STORE_ID: Final[Mapping[str, Check]] = {"store_id": fields.name}
+_NO_BOOTSTRAP: Final = frozenset({"nixl", "mooncake", "ascend-layerwise"})
+"""Handshakes of foreign engines, whose prefills may have no bootstrap address or one that the protocol knows by itself."""
 _MAY_BE_ABSENT: Final = frozenset({"bootstrap_host", "bootstrap_port", "candidate", "deadline"})
 
 _MOST_COMPATS: Final = 64
@@ -238,7 +240,11 @@ def _check_whole(record: Record) -> None:
             raise Wrong(f"dp_size x cp_size x tp_size: {record.world_size} is more than {MAX_WORLD_SIZE}")
         if (record.bootstrap_host is None) != (record.bootstrap_port is None):
             raise Wrong("bootstrap_host and bootstrap_port must be given together")
-        if record.role == "prefill" and record.bootstrap_host is None:
+        if (
+            record.role == "prefill"
+            and record.bootstrap_host is None
+            and record.protocol not in _NO_BOOTSTRAP
+        ):
             raise Wrong("bootstrap_host: a prefill instance must have one")
         if record.group == "" and record.generation != 0:
             raise Wrong(f"generation: {record.generation} must be 0 without a group")

@@ -69,6 +69,10 @@ class Keyspace:
         """Where an instance's other machines find its leader."""
         return f"{self.side}leaders/{instance_id}"
 
+    def members(self, group: str) -> str:
+        """Where the supervisors of a group's members say that they hold them."""
+        return f"{self.side}members/{group}/"
+
     @property
     def memfabric_store(self) -> str:
         """Where the store is that memfabric before 1.2 needs, as a URL."""

@@ -163,7 +163,15 @@ class Topology:
     @cached_property
     def _models(self) -> tuple[str, ...]:
         active = (i.record.models for i in self.instances.values() if self.is_active(i))
-        return tuple(sorted({model for models in active for model in models}))
+        served = {model for models in active for model in models}
+        return tuple(sorted(served | set(filter(None, map(_model_of, self.groups.values())))))
+
+
+def _model_of(group: Group) -> str | None:
+    """What the active generation of ``group`` serves, whether any of its members is there or not."""
+    active = None if group.desired is None else group.generations.get(group.desired.active)
+    model = None if active is None else active.document.get("model_name")
+    return model if isinstance(model, str) else None
 
 
 def build(listed: Mapping[str, StoredValue], revision: int) -> Topology:

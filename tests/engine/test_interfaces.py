@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdcore.engine.interfaces import VIRTUAL, Interface, interface_with, own_address, read_interfaces
+from pdcore.engine.interfaces import interface_with, own_address, read_interfaces
 from pdcore.errors import ConfigError
+from pdcore.interfaces import VIRTUAL, Interface
 
 pytestmark = pytest.mark.unit
 

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 
 from pdcore.config import EngineConfig
 from pdcore.engine.__main__ import main
-from pdcore.engine.interfaces import Interface
 from pdcore.engine.settings import read_settings
 from pdcore.errors import ConfigError
+from pdcore.interfaces import Interface
 
 pytestmark = pytest.mark.unit
 

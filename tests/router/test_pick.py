@@ -136,6 +136,14 @@ def test_an_incompatible_pair_is_told_with_both_values() -> None:
     assert "bfloat16" in sentence
 
 
+def test_a_decode_that_pairs_with_nobody_is_named_although_others_serve() -> None:
+    other = record("decode", "http://127.0.0.1:2", compat=replace(COMPAT, context_length=77))
+    found = picked(fleet({"p": prefill(), "d": decode(), "odd": other}))
+    assert found.name == "p,d"
+    (why,) = found.excluded["odd"]
+    assert why == f"does not pair with p: context_length: prefill has {COMPAT.context_length}, decode 77"
+
+
 def test_the_active_generation_serves_and_no_other_pairs_with_it() -> None:
     desired = DesiredRecord(active=2, candidate=None, deadline=None, replicas={})
     generations = {

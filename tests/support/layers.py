@@ -20,6 +20,7 @@ SHARED: Final = frozenset(
         "beside",
         "bearer",
         "watched_files",
+        "interfaces",
     }
 )
 EVERYTHING: Final = frozenset({"topology", "registry", "router", "engine", "group", "cli"}) | SHARED

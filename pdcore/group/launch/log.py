@@ -14,11 +14,15 @@ class PrefixedLog:
 
     def __init__(self, out: TextIO, names: Iterable[str]) -> None:
         self._out = out
-        self._prefixes = _prefixes((SUPERVISOR, *names), coloured=out.isatty())
+        self._names = (SUPERVISOR, *names)
+        self._prefixes = _prefixes(self._names, coloured=out.isatty())
         self._last: dict[str, str] = {}
 
     def line(self, name: str, text: str) -> None:
-        """One line of member ``name``."""
+        """One line of member ``name``, who may be new."""
+        if name not in self._prefixes:
+            self._names = (*self._names, name)
+            self._prefixes = _prefixes(self._names, coloured=self._out.isatty())
         if text.strip():
             self._last[name] = text
         self._out.write(f"{self._prefixes[name]}{text}\n")

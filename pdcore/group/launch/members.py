@@ -22,11 +22,17 @@ HOST: Final = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One supervised process. ``name`` is its prefix in the log; ``secrets`` are variables of its own environment."""
+    """One supervised process. ``name`` is its prefix in the log; ``secrets`` are variables of its own environment.
+
+    ``port``: where it listens once it serves, of one that does not tell by itself. ``told_at``: where a router without a
+    store is told of members.
+    """
 
     name: str
     argv: tuple[str, ...]
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    port: int | None = None
+    told_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

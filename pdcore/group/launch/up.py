@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final, TextIO
 
 from pdcore import telemetry
@@ -99,18 +99,27 @@ async def _until_ended(
     clock, hurry = SystemClock(), asyncio.Event()
     supervisor = Supervisor(log, Grace(config.drain_timeout_s + BEYOND_DRAIN_S, hurry), clock)
     launcher = Launcher(supervisor, log, clock)
-    signalled = False
     try:
-        async with _signals_cancel(log, hurry) as received, launcher.running(plan, etcd, access) as cluster:
-            try:
-                return await body(cluster, log)
-            finally:
-                log.say("ending every member")
+        with as_config_error():
+            async with (
+                signals_cancel(log, hurry) as received,
+                launcher.running(plan, etcd, access) as cluster,
+            ):
+                try:
+                    return await body(cluster, log)
+                finally:
+                    log.say("ending every member")
     except asyncio.CancelledError:
-        signalled = bool(received)
-        if not signalled:
+        if not received:
             raise
         return on_signal
+
+
+@contextmanager
+def as_config_error() -> Iterator[None]:
+    """A member that gave up ends everything with its own words."""
+    try:
+        yield
     except BaseExceptionGroup as group:
         gave_up = _first_gave_up(group)
         if gave_up is None:
@@ -119,7 +128,7 @@ async def _until_ended(
 
 
 @asynccontextmanager
-async def _signals_cancel(log: PrefixedLog, hurry: asyncio.Event) -> AsyncIterator[list[signal.Signals]]:
+async def signals_cancel(log: PrefixedLog, hurry: asyncio.Event) -> AsyncIterator[list[signal.Signals]]:
     """The first signal cancels this task, so that everything ends in order; another one ends all patience."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None

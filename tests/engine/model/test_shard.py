@@ -97,7 +97,10 @@ def qkv_of(layer: Layer) -> Tensor:
 
 def summed_in(layer: Layer) -> tuple[Linear, Linear]:
     assert isinstance(layer.mlp, GatedMlp)
-    return attention_of(layer).out, layer.mlp.down
+    out, down = attention_of(layer).out, layer.mlp.down
+    assert isinstance(out, Linear)
+    assert isinstance(down, Linear)
+    return out, down
 
 
 def test_shards_hold_every_row_and_column_once(tiny_model: TinyModel) -> None:

@@ -58,5 +58,12 @@ def test_the_bootstrap_port_is_ours_where_the_protocol_is(word: str, protocol: s
     assert bootstrap_port(target("prefill", word), protocol) == port
 
 
+@pytest.mark.parametrize("protocol", ["bootstrap", "nixl", "mooncake", "ascend-layerwise"])
+def test_a_prefill_is_a_record_in_every_protocol(protocol: str) -> None:
+    made = records(target("prefill", "p"), UP, protocol)
+    for key, record in made.items():
+        assert codec.decode(key, codec.encode(record)) == record
+
+
 def test_a_decode_has_none() -> None:
     assert bootstrap_port(D, "bootstrap") is None

@@ -1,0 +1,1 @@
+"""What KV moves over."""
