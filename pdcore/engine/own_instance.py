@@ -24,7 +24,7 @@ from pdcore.engine.records import by_node
 from pdcore.engine.startup import Startup, shape_of
 from pdcore.engine.vitals import Vitals
 from pdcore.registry.desired import Fence
-from pdcore.registry.leaders import LEAVE_S, Announcement, LeaderWord
+from pdcore.registry.leaders import LEAVE_S, LeaderWord, announcement
 from pdcore.registry.registration import Registration
 from pdcore.registry.store import Store
 from pdcore.topology.keys import Keyspace, RankPosition
@@ -148,7 +148,7 @@ class OwnInstance:
             instance_id=identity.instance_id,
             incarnation=identity.incarnation,
         )
-        standing = Announcement(store, fence, self.word, ttl_s=config.lease_ttl_s, clock=self._clock)
+        standing = announcement(store, fence, self.word, ttl_s=config.lease_ttl_s, clock=self._clock)
         try:
             await standing.keep()
         finally:

@@ -8,8 +8,9 @@ from pdcore.beside import running_beside
 from pdcore.clock import SystemClock
 from pdcore.registry import leaders
 from pdcore.registry.desired import Fence
-from pdcore.registry.leaders import Announcement, LeaderWord, MalformedWord, find
+from pdcore.registry.leaders import LeaderWord, MalformedWord, find
 from pdcore.registry.memory import MemoryStore
+from pdcore.registry.standing_word import StandingWord
 from pdcore.registry.store import Delete, Put
 from pdcore.topology.keys import Keyspace
 from tests.support.eventually import eventually
@@ -28,8 +29,8 @@ WORD = LeaderWord(
 FENCE = Fence(keyspace=SPACE, instance_id="p0", incarnation="one")
 
 
-def announcement(store: MemoryStore) -> Announcement:
-    return Announcement(store, FENCE, WORD, ttl_s=5, clock=SystemClock())
+def announcement(store: MemoryStore) -> StandingWord:
+    return leaders.announcement(store, FENCE, WORD, ttl_s=5, clock=SystemClock())
 
 
 async def claim(store: MemoryStore, incarnation: str) -> None:
