@@ -1,7 +1,8 @@
 """What a member's log says about why it ended: the earliest line that has a known cause, in one sentence. Pure.
 
 A cause is followed by many lines that only repeat that something is wrong, so the first known one counts. Lines that are
-no more than warnings are told only when no error was found, and the last line when nothing is known.
+no more than warnings are told only when no error was found, and the last line when nothing is known: unless a signal
+ended it, of which its log knows nothing.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Diagnosis:
         else:
             self._found = said
 
-    @property
-    def sentence(self) -> str:
-        """What it was about, bounded; empty when nothing was written."""
-        return (self._found or self._warned or self._last)[:LONGEST]
+    def sentence(self, status: int) -> str:
+        """What an end with ``status`` (negative: by that signal) was about, bounded; empty when nothing says so."""
+        last = self._last if status >= 0 else ""
+        return (self._found or self._warned or last)[:LONGEST]

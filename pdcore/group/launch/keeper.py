@@ -193,7 +193,7 @@ class Keeper:
         finally:
             if run.status is not None and not run.stopping:
                 lived_s = self._clock.now() - began
-                self._note_exit(member, process.name, run.status, lived_s, diagnosis.sentence)
+                self._note_exit(member, process.name, run.status, lived_s, diagnosis.sentence(run.status))
             del self._runs[member]
             run.done.set()
             self._follower.news.set()
@@ -224,9 +224,9 @@ class Keeper:
         before = self._exits.get(member, Exits())
         now = self._clock.wall()
         exits = self._exits[member] = before.after(now, status=status, lived_s=lived_s)
-        self._whys[member] = why
-        wait_s = max(0.0, exits.again_at - now)
         how = f"was ended by signal {-status}" if status < 0 else f"exited with {status}"
+        self._whys[member] = why or how
+        wait_s = max(0.0, exits.again_at - now)
         again = "now" if wait_s == 0 else f"in {wait_s:.0f} s"
         cause = f" ({why})" if why else ""
         self._log.say(f"{name} {how}{cause}; it is started again {again}")

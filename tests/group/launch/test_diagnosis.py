@@ -9,11 +9,11 @@ from pdcore.group.launch.diagnosis import LONGEST, Diagnosis
 pytestmark = pytest.mark.unit
 
 
-def told(*lines: str) -> str:
+def told(*lines: str, status: int = 1) -> str:
     diagnosis = Diagnosis()
     for line in lines:
         diagnosis.line(line)
-    return diagnosis.sentence
+    return diagnosis.sentence(status)
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,8 @@ def test_the_last_line_when_nothing_is_known() -> None:
     assert told("one", "two", "  ") == "two"
     assert told() == ""
     assert len(told("x" * 5000)) == LONGEST
+
+
+def test_a_signal_is_not_explained_by_whatever_was_written_last() -> None:
+    assert told("request answered", status=-9) == ""
+    assert "out_of_memory" in told("CUDA out of memory", "bye", status=-6)
