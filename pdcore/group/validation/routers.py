@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from pdcore.config.router import ROUTER
+from pdcore.config.spelling import closest
 from pdcore.group.effective import EffectiveRole
 from pdcore.group.finding import Finding
-from pdcore.group.flags import Flags
+from pdcore.group.flags import Flag, Flags
 from pdcore.group.modes.mode import CUSTOM, RouterRecipe
 from pdcore.group.validation.subject import Subject
 
@@ -15,6 +17,7 @@ _PEERS: Final = frozenset({"prefill", "decode", "unified", "prefill-addrs", "dec
 _ADDRESSES: Final = frozenset(
     {"host", "port", "admin-host", "admin-port", "prometheus-host", "prometheus-port", "advertise-ip"}
 )
+_BY_FLAG: Final = {flag.lstrip("-"): setting for setting in ROUTER for flag in setting.flags}
 
 
 def findings(subject: Subject) -> Iterator[Finding]:
@@ -68,12 +71,37 @@ def _flags(router: EffectiveRole, recipe: RouterRecipe | None) -> Iterator[Findi
         elif flag.name in owned:
             code, why = "router_owned_flag", "it is set for it"
         else:
+            yield from _startable(flag)
             continue
         yield Finding(
             code=code,
             path="roles.router.backend_parameters",
             message=f"--{flag.name} cannot be given to the router: {why}",
             remedy=remedy,
+            values={"flag": f"--{flag.name}", "given": flag.value},
+        )
+
+
+def _startable(flag: Flag) -> Iterator[Finding]:
+    """What pdcore's router would refuse at its start."""
+    setting, path = _BY_FLAG.get(flag.name), "roles.router.backend_parameters"
+    if setting is None:
+        yield Finding(
+            code="router_flag_unknown",
+            path=path,
+            message=f"the router has no flag --{flag.name}{closest(flag.name, _BY_FLAG)}",
+            remedy="see python -m pdcore.router --help",
+            values={"flag": f"--{flag.name}"},
+        )
+        return
+    try:
+        setting.parse(flag.value or "")
+    except ValueError as wrong:
+        yield Finding(
+            code="router_flag_refused",
+            path=path,
+            message=f"--{flag.name}: {wrong}",
+            remedy="write a value that the router takes",
             values={"flag": f"--{flag.name}", "given": flag.value},
         )
 

@@ -34,6 +34,8 @@ CODES: Final[Mapping[str, str]] = {
     "router_peer_flag": "R14",
     "router_address_flag": "",
     "router_owned_flag": "",
+    "router_flag_unknown": "",
+    "router_flag_refused": "",
     "protocol_not_custom": "",
     "custom_router_undecided": "",
     "custom_router_twice": "",
