@@ -21,6 +21,7 @@ from pdcore.group.render.facts import PortBand
 from pdcore.group.render.needs import PortNeed
 
 NAME: Final = "\0pdcore-port-{port}"
+_FURTHER_LOOKS: Final = 7
 _ANY: Final = ""
 _ANY_V6: Final = "::"
 _TAKEN: Final = frozenset({errno.EADDRINUSE, errno.EACCES})
@@ -68,7 +69,7 @@ class HeldPorts:
         if has is not None and has.needs == tuple(needs):
             return has.bands
         self.give_back(owner)
-        found = place(self.range, needs, self._hold, self._let_go)
+        found = self._placed(needs)
         if isinstance(found, Exhausted):
             raise PortsExhausted(owner, found)
         self._holdings[owner] = _Holding(tuple(needs), found)
@@ -84,6 +85,15 @@ class HeldPorts:
     def statistics(self) -> Statistics:
         """What is held now."""
         return Statistics(range=self.range, members=len(self._holdings), ports=len(self._sockets))
+
+    def _placed(self, needs: Sequence[PortNeed]) -> Mapping[str, PortBand] | Exhausted:
+        """Whoever looks at the same time has had, for a moment, what then seemed to be taken: only several looks tell."""
+        found = place(self.range, needs, self._hold, self._let_go)
+        for _ in range(_FURTHER_LOOKS):
+            if not isinstance(found, Exhausted):
+                break
+            found = place(self.range, needs, self._hold, self._let_go)
+        return found
 
     def _hold(self, port: int) -> bool:
         if port in self._sockets:
