@@ -130,6 +130,7 @@ def test_a_room_that_was_over_before_its_first_chunk_is_let_go_of_once(pair: Pai
     pair.prefill.turn()
     assert got(pair.prefill, WriteEnded) == [WriteEnded(room=3)]
     assert pair.decode.block(9) == {CANARY}
+    pair.until(lambda: has(pair.decode, Drained))
     pair.assert_idle()
 
 
