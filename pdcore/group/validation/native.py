@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from pdcore.config.engine import ENGINE
-from pdcore.config.spelling import closest
 from pdcore.group.effective import EffectiveRole
 from pdcore.group.finding import Finding
 from pdcore.group.model_config import ModelConfig
+from pdcore.group.validation import taken
 from pdcore.group.validation.subject import Subject, path_of
 from pdcore.topology.compat import check_pair
 from pdcore.topology.records import Compat, InstanceRecord, Json
@@ -84,12 +84,8 @@ def _flags(role: EffectiveRole) -> Iterator[Finding]:
     for flag in dict.fromkeys(role.flags.flags):
         setting = _BY_FLAG.get(flag.name)
         if setting is None or setting.secret:
-            yield Finding(
-                code="engine_flag_unknown",
-                path=place,
-                message=f"the engine has no flag --{flag.name}{closest(flag.name, _SETTINGS)}",
-                remedy="see python -m pdcore.engine --help",
-                values={"role": role.name, "flag": f"--{flag.name}"},
+            yield taken.unknown(
+                "engine", flag, _SETTINGS, code="engine_flag_unknown", path=place, role=role.name
             )
         elif setting.name in OWNED:
             yield Finding(
@@ -100,16 +96,9 @@ def _flags(role: EffectiveRole) -> Iterator[Finding]:
                 values={"role": role.name, "flag": f"--{flag.name}", "given": flag.value},
             )
         else:
-            try:
-                setting.parse(flag.value or "")
-            except ValueError as wrong:
-                yield Finding(
-                    code="engine_flag_refused",
-                    path=place,
-                    message=f"--{flag.name}: {wrong}",
-                    remedy="write a value that the engine takes",
-                    values={"role": role.name, "flag": f"--{flag.name}", "given": flag.value},
-                )
+            yield from taken.refused(
+                "engine", flag, setting, code="engine_flag_refused", path=place, role=role.name
+            )
 
 
 def _too_long(subject: Subject) -> Iterator[Finding]:

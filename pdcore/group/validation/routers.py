@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from pdcore.config.router import ROUTER
-from pdcore.config.spelling import closest
 from pdcore.group.effective import EffectiveRole
 from pdcore.group.finding import Finding
 from pdcore.group.flags import Flag, Flags
 from pdcore.group.modes.mode import CUSTOM, RouterRecipe
+from pdcore.group.validation import taken
 from pdcore.group.validation.subject import Subject
 
 _PEERS: Final = frozenset({"prefill", "decode", "unified", "prefill-addrs", "decode-addrs", "unified-addrs"})
@@ -86,24 +86,11 @@ def _startable(flag: Flag) -> Iterator[Finding]:
     """What pdcore's router would refuse at its start."""
     setting, path = _BY_FLAG.get(flag.name), "roles.router.backend_parameters"
     if setting is None:
-        yield Finding(
-            code="router_flag_unknown",
-            path=path,
-            message=f"the router has no flag --{flag.name}{closest(flag.name, _BY_FLAG)}",
-            remedy="see python -m pdcore.router --help",
-            values={"flag": f"--{flag.name}"},
+        yield taken.unknown(
+            "router", flag, (known.name for known in ROUTER), code="router_flag_unknown", path=path
         )
-        return
-    try:
-        setting.parse(flag.value or "")
-    except ValueError as wrong:
-        yield Finding(
-            code="router_flag_refused",
-            path=path,
-            message=f"--{flag.name}: {wrong}",
-            remedy="write a value that the router takes",
-            values={"flag": f"--{flag.name}", "given": flag.value},
-        )
+    else:
+        yield from taken.refused("router", flag, setting, code="router_flag_refused", path=path)
 
 
 def _name(flag: str) -> str:

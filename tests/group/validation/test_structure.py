@@ -99,6 +99,18 @@ REFUSED: list[tuple[str, Document, str, str]] = [
         "router_address_flag",
         "roles.router.backend_parameters",
     ),
+    (
+        "a flag that does not exist",
+        group(router={"backend_parameters": ["--max-atempts=2"]}),
+        "router_flag_unknown",
+        "roles.router.backend_parameters",
+    ),
+    (
+        "a value that is not taken",
+        group("pdcore", router={"backend_parameters": ["--max-attempts=x"]}),
+        "router_flag_refused",
+        "roles.router.backend_parameters",
+    ),
     ("R15", group(decode={"backend": "sglang"}), "backend_not_in_mode", "roles.decode.backend"),
     ("R15", group("sglang-nixl", backend="vLLM"), "backend_not_in_mode", "backend"),
     ("R16", group(disaggregation={"vendor": "ascend"}), "vendor_not_in_mode", "disaggregation.vendor"),
