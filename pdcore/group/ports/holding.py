@@ -21,7 +21,7 @@ from pdcore.group.render.facts import PortBand
 from pdcore.group.render.needs import PortNeed
 
 NAME: Final = "\0pdcore-port-{port}"
-_FURTHER_LOOKS: Final = 7
+_LOOKS: Final = 8
 _ANY: Final = ""
 _ANY_V6: Final = "::"
 _TAKEN: Final = frozenset({errno.EADDRINUSE, errno.EACCES})
@@ -88,11 +88,10 @@ class HeldPorts:
 
     def _placed(self, needs: Sequence[PortNeed]) -> Mapping[str, PortBand] | Exhausted:
         """Whoever looks at the same time has had, for a moment, what then seemed to be taken: only several looks tell."""
-        found = place(self.range, needs, self._hold, self._let_go)
-        for _ in range(_FURTHER_LOOKS):
+        for _ in range(_LOOKS):
+            found = place(self.range, needs, self._hold, self._let_go)
             if not isinstance(found, Exhausted):
                 break
-            found = place(self.range, needs, self._hold, self._let_go)
         return found
 
     def _hold(self, port: int) -> bool:
