@@ -7,7 +7,7 @@ server's own write buffer (64 KiB) and one event are all that waits for a slow r
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from starlette.types import Send
@@ -19,19 +19,42 @@ from pdcore.router.lazy_timer import LazyTimer
 from pdcore.router.pace import Pace
 from pdcore.router.relay import error_event
 
-PUSH: Final = "pdcore.push"
-"""The scope's extension of a server that can take a part at once: a :data:`Push`."""
+OUTLET: Final = "pdcore.outlet"
+"""The scope's extension of a server that can take parts of a body at once: an :class:`Outlet`."""
 
-Push = Callable[[bytes, bytes | None], bool]
-"""Takes a part of the body, and the chunked frame that holds it if there is one; False if it cannot now."""
+
+class Outlet(Protocol):
+    """A response's way out, past the task that answers."""
+
+    takes_frames: bool
+    """Whether a chunked frame can go out now, as it is: the head is out and asks for them, and nothing is in the way."""
+
+    def write_frame(self, frame: bytes) -> None:
+        """Write a whole frame while ``takes_frames``."""
+        ...
+
+    def push(self, part: bytes) -> bool:
+        """Write a further part of the body; False, and nothing is written, if that would have to wait."""
+        ...
+
+
+class NoOutlet:
+    """Of a server that has none."""
+
+    takes_frames = False
+
+    def write_frame(self, frame: bytes) -> None:
+        raise AssertionError("takes no frames")
+
+    def push(self, part: bytes) -> bool:
+        return False
 
 
 def _nothing() -> None:
     return
 
 
-def _never(part: bytes, frame: bytes | None) -> bool:
-    return False
+_NO_OUTLET: Final = NoOutlet()
 
 
 class ClientAnswer:
@@ -50,14 +73,14 @@ class ClientAnswer:
         now: Callable[[], float],
         on_slow: Callable[[], object],
         write_timeout_s: float,
-        push_now: Push | None = None,
+        outlet: Outlet | None = None,
         on_start: Callable[[], None] = _nothing,
     ) -> None:
         self._send = send
         self._on_start = on_start
         self._now = now
         self._write_timeout_s = write_timeout_s
-        self.push_now = push_now or _never
+        self.outlet = outlet or _NO_OUTLET
         self.patience = LazyTimer(on_slow, now)
         self._request_id: str | None = None
         self.status: int | None = None

@@ -48,19 +48,6 @@ class Said(msgspec.Struct):
     index: int = 0
     error: Any = None
 
-    @property
-    def goes_on(self) -> bool:
-        """Told at a glance of what almost every event is: more of one choice, and no end of anything."""
-        choices = self.choices
-        return (
-            choices is not None
-            and len(choices) == 1
-            and choices[0].finish_reason is None
-            and self.error is None
-            and self.finish_reason is None
-            and self.meta_info is None
-        )
-
     def endings(self) -> list[tuple[int, object]]:
         """The items that ended with this document, by index, and why."""
         ended = [(one.index, one.finish_reason) for one in self.choices or () if one.finish_reason]
@@ -77,6 +64,23 @@ class Said(msgspec.Struct):
         return next((why for _, reason in self.endings() if (why := failed_item(reason)) is not None), None)
 
 
+class _Running(msgspec.Struct, gc=False):
+    """A choice that has not ended."""
+
+    finish_reason: None = None
+
+
+class _More(msgspec.Struct, gc=False):
+    """More of one choice, and no end of anything."""
+
+    choices: tuple[_Running]
+    finish_reason: None = None
+    meta_info: None = None
+    error: None = None
+
+
+decode_more: Final = msgspec.json.Decoder(_More).decode
+"""Reads what almost every event's data is: more of one choice, and no end of anything; raises one of UNREADABLE."""
 _WHOLE: Final = msgspec.json.Decoder(Said | list[Said])
 
 

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from pdcore.errors import ApiError
 from pdcore.router import headers
-from pdcore.router.answer import PUSH, ClientAnswer
+from pdcore.router.answer import OUTLET, ClientAnswer
 from pdcore.router.api import Endpoint, parse
 from pdcore.router.budget import Budget
 from pdcore.router.candidate import candidate_of
@@ -50,7 +50,7 @@ class GenerationEndpoint:
             now=clock.now,
             on_slow=partial(interrupt.strike, "slow"),
             write_timeout_s=self._serving.config.idle_timeout_s,
-            push_now=scope.get("extensions", {}).get(PUSH),
+            outlet=scope.get("extensions", {}).get(OUTLET),
             on_start=metrics.answering.inc,
         )
         outcome = "internal"

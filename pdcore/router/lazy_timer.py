@@ -20,28 +20,29 @@ def _nothing() -> None:
 class LazyTimer:
     """Calls ``call`` once the instant last given to :meth:`set` has passed, by ``now``'s clock.
 
-    It has its turn at the earliest instant that was ever asked for, looks, and is given another if that has moved.
+    It has its turn at the earliest instant that was ever asked for, looks, and is given another if that has moved. So
+    ``at``, while it is set, may simply be written over with a later instant.
     """
 
-    __slots__ = ("_at", "_call", "_now", "_round", "_turn", "_turn_at")
+    __slots__ = ("_call", "_now", "_round", "_turn", "_turn_at", "at")
 
     def __init__(self, call: Callable[[], object], now: Callable[[], float]) -> None:
         self._call = call
         self._now = now
-        self._at: float | None = None
+        self.at: float | None = None
         self._round: _Round | None = None
         self._turn = 0
         self._turn_at = 0.0
 
     def set(self, at: float | None) -> None:
         """Call at ``at``, or not at all."""
-        self._at = at
+        self.at = at
         if at is not None and (self._round is None or at < self._turn_at):
             self._give_turn(at)
 
     def cancel(self) -> None:
         """Leave nothing behind; it is not set again."""
-        self._at = None
+        self.at = None
         self._call = _nothing  # mostly whoever has this timer, who would never be freed otherwise
         if self._round is not None:
             self._round.drop(self, self._turn)
@@ -57,12 +58,12 @@ class LazyTimer:
     def look(self) -> None:
         """It is this timer's turn."""
         self._round = None
-        if self._at is None:
+        if self.at is None:
             return
-        if self._now() < self._at:
-            self._give_turn(self._at)
+        if self._now() < self.at:
+            self._give_turn(self.at)
         else:
-            self._at = None
+            self.at = None
             self._call()
 
 

@@ -108,9 +108,9 @@ class Leg:
 
     def heard(self, now: float, until: float) -> None:
         """Something came ``now`` that the owner has dealt with by itself; the same budget goes on ``until`` then."""
-        if self._watched is not None:
-            self._watched.heard_at = now
-        self._timer.set(until)
+        assert self._watched is not None, "not begun"
+        self._watched.heard_at = now
+        self._timer.at = until
 
     def take(self) -> bytes:
         """The next part of a body that streams, as far as it has come; raises the failure that it is."""

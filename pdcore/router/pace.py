@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Pace:
-    """Counts a stream's data events. Mutable state: the three fields, changed by :meth:`event` only."""
+    """Counts a stream's data events. Mutable state: the three fields, changed by the first two methods only."""
 
     __slots__ = ("count", "first_at", "last_at")
 
@@ -20,6 +20,11 @@ class Pace:
                 self.first_at = now
             self.last_at = now
             self.count += count
+
+    def goes_on(self, now: float) -> None:
+        """One event goes to the client that is not the first."""
+        self.count += 1
+        self.last_at = now
 
     def first_after_s(self, started: float) -> float | None:
         """From ``started`` to the first event; None without one."""

@@ -15,7 +15,7 @@ from typing import Final, Literal
 import msgspec
 
 from pdcore.errors import ApiError
-from pdcore.router.endings import UNREADABLE, EngineError, NotAnAnswer, Said
+from pdcore.router.endings import UNREADABLE, EngineError, NotAnAnswer, Said, decode_more
 
 MAX_EVENT_BYTES: Final = 4 << 20
 DONE: Final = b"data: [DONE]\n\n"
@@ -73,9 +73,10 @@ def goes_on(part: bytes) -> bool:
     if not part.startswith(b"data: ") or part.find(b"\n\n") != len(part) - 2:
         return False
     try:
-        return _CHUNK.decode(part[6:-2]).goes_on  # is no JSON where there are more lines than one
+        decode_more(part[6:-2])  # is no JSON where there are more lines than one
     except UNREADABLE:
         return False
+    return True
 
 
 class StreamReader:

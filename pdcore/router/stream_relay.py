@@ -18,8 +18,9 @@ from pdcore.router.bell import Bell
 from pdcore.router.budget import Budget, Deadline
 from pdcore.router.exchange import LegFailure, failure_in_body
 from pdcore.router.finite import with_nulls
+from pdcore.router.frames import carries_more
 from pdcore.router.leg import Leg
-from pdcore.router.relay import DONE, EventCutter, EventKind, EventTooLarge, StreamReader, goes_on
+from pdcore.router.relay import DONE, EventCutter, EventKind, EventTooLarge, StreamReader
 
 DRAIN_S: Final = 0.5  # how long the end of a stream may trail behind its last event
 DRAIN_PARTS: Final = 16
@@ -31,7 +32,8 @@ class StreamRelay:
     """One stream of ``items`` answers. ``on_first`` is called before our head goes out.
 
     Mutable state: ``_waiting`` (whole events that were not passed on yet), ``_wrong`` (what ends the stream behind
-    those), ``_sending`` (our head is out), and ``_flows``, while the task waits for more and events may pass it by.
+    those), ``_sending`` (our head is out), ``_flows``, while the task waits for more and events may pass it by, and
+    ``_passes``, while whole frames may as well.
     """
 
     def __init__(
@@ -47,8 +49,11 @@ class StreamRelay:
     ) -> None:
         self._leg = leg
         self._client = client
+        self._outlet = client.outlet
+        self._pace = client.pace
         self._budget = budget
-        self._clock = clock
+        self._idle_s = budget.idle_s
+        self._now = clock.now
         self._rename = rename
         self._on_first = on_first
         self._cutter = EventCutter()
@@ -57,6 +62,7 @@ class StreamRelay:
         self._wrong: LegFailure | None = None
         self._sending = False
         self._flows = False
+        self._passes = False
         self._bell = Bell()
 
     async def run(self, status: int, headers: Mapping[str, str]) -> None:
@@ -81,18 +87,17 @@ class StreamRelay:
         """There is more: pass on at once what can be, and let the task look at the rest."""
         if not self._flows or not self._flow():
             # Before the task runs more may come, which has to wait where the engine is held back.
-            self._flows = False
+            self._flows = self._passes = False
             self._bell.ring()
 
-    def _take_frame(self, frame: bytes, event: bytes) -> bool:
+    def _take_frame(self, frame: bytes) -> bool:
         """Pass on a frame as it is if it holds one event of a stream that flows."""
-        if not self._flows or self._waiting or self._cutter.pending or not goes_on(event):
+        if not (self._passes and self._outlet.takes_frames and carries_more(frame)):
             return False
-        if not self._client.push_now(event, frame):
-            return False
-        now = self._clock.now()
-        self._client.pace.events(1, now)
-        self._leg.heard(now, now + self._budget.idle_s)
+        self._outlet.write_frame(frame)
+        now = self._now()
+        self._pace.goes_on(now)
+        self._leg.heard(now, now + self._idle_s)
         return True
 
     def _flow(self) -> bool:
@@ -111,15 +116,20 @@ class StreamRelay:
                 passing.append(event)
         except LegFailure as wrong:
             self._wrong, needs_task = wrong, True
-        if passing and not self._client.push_now(self._shown(passing), None):
+        if passing and not self._outlet.push(self._shown(passing)):
             self._waiting.extendleft(reversed(passing))
             return False
-        now = self._clock.now()
-        self._client.pace.events(told, now)
+        now = self._now()
+        self._pace.events(told, now)
         if needs_task or self._leg.has_ended:
             return False
         self._leg.wait_until(self._budget.silence(now))
+        self._passes = self._frames_may_pass()
         return True
+
+    def _frames_may_pass(self) -> bool:
+        """Whether the stream is between two events, and not before its first."""
+        return self._pace.count > 0 and not self._cutter.pending
 
     def _shown(self, events: list[bytes]) -> bytes:
         if self._rename is not None:
@@ -154,7 +164,7 @@ class StreamRelay:
             await self._client.finish(event)
             return True
         if kind == "data":
-            self._client.pace.events(1, self._clock.now())
+            self._pace.events(1, self._now())
         await self._client.push(self._rename(event) if self._rename else event)
         return False
 
@@ -167,14 +177,15 @@ class StreamRelay:
     async def _more(self) -> None:
         self._leg.wait_until(self._patience())
         self._flows = self._sending
+        self._passes = self._flows and self._frames_may_pass()
         try:
             await self._bell.wait()
         finally:
-            self._flows = False
+            self._flows = self._passes = False
 
     def _patience(self) -> Deadline:
         """Until when the stream's next part has to be here."""
-        return self._budget.silence(self._clock.now()) if self._sending else self._budget.whole()
+        return self._budget.silence(self._now()) if self._sending else self._budget.whole()
 
     async def _drain(self) -> None:
         """Let the stream end if that is near, so that its connection can serve again; how it ends matters to nobody."""

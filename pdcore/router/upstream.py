@@ -43,7 +43,7 @@ class Post(Struct, frozen=True, kw_only=True):
     body: bytes
 
 
-Frames = Callable[[bytes, bytes], bool]
+Frames = Callable[[bytes], bool]
 
 
 class Call(Protocol):
@@ -71,10 +71,10 @@ class Call(Protocol):
         ...
 
     def offer_frames(self, take: Frames) -> None:
-        """Offer ``take`` every chunked frame of the body that comes whole and alone, before anything else sees it.
+        """Offer ``take`` what comes between two chunks of a body, as it came, before anything else sees it.
 
-        ``take`` gets the frame and its content, and says whether it has dealt with it; if not, it comes like everything
-        else. A transport need not ever do so.
+        ``take`` says whether it has dealt with it, and may do so with exactly one whole frame; if not, it comes like
+        everything else. A transport need not ever offer anything.
         """
         ...
 

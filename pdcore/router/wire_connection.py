@@ -12,7 +12,6 @@ Mutable state of a connection: ``_reply`` (the request being served, None while 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Mapping
 from typing import Final, cast
 
@@ -23,7 +22,6 @@ from pdcore.router.wire_encoding import Inflater, inflater
 
 MOST_AHEAD_BYTES: Final = 64 << 10
 MAX_HEAD_BYTES: Final = 64 << 10
-_FRAME: Final = re.compile(rb"([0-9a-fA-F]{1,6})\r\n")
 
 
 def _nobody() -> None:
@@ -222,7 +220,7 @@ class Connection(asyncio.Protocol):
         if reply is None:
             self._stray()
             return
-        if reply.frames is not None and self._between_chunks and self._is_taken(reply.frames, data):
+        if self._between_chunks and reply.frames is not None and reply.frames(data):
             return
         try:
             self._between_chunks = False
@@ -236,16 +234,6 @@ class Connection(asyncio.Protocol):
             self._pause()
         self._between_chunks = self._between_chunks and data.endswith(b"\r\n")
         reply.tell()
-
-    def _is_taken(self, take: Frames, data: bytes) -> bool:
-        """Whether ``data`` is one whole frame of a chunked body and was taken as such; the parser never hears of it."""
-        found = _FRAME.match(data)
-        if found is None:
-            return False
-        begin, size = found.end(), int(found.group(1), 16)
-        if not size or len(data) != begin + size + 2 or not data.endswith(b"\r\n"):
-            return False
-        return take(data, data[begin:-2])
 
     def _pause(self) -> None:
         if self._transport is not None and not self._transport.is_closing():

@@ -49,11 +49,15 @@ class Wire(Protocol):
 
 class Exchange:
     """Mutable state: the request's body as far as it came (``_parts``, ``_more``, ``_given``), how far the response is
-    (``_head``, ``started``, ``complete``, ``_framing``, ``_left``), and whether the client has ``gone``."""
+    (``_head``, ``started``, ``complete``, ``_framing``, ``_left``), and whether the client has ``gone``. ``takes_frames``
+    follows from the latter two and from the connection's brake; it is kept because it is asked for every frame.
+
+    Implements :class:`pdcore.router.answer.Outlet`."""
 
     __slots__ = (
         *("_framing", "_given", "_head", "_left", "_loop", "_more", "_on_gone", "_parts", "_unread_bytes"),
         *("_waiter", "_wants_continue", "_wire", "complete", "gone", "keep_alive", "scope", "started"),
+        *("takes_frames", "write_frame"),
     )
 
     def __init__(
@@ -82,6 +86,8 @@ class Exchange:
         self.started = False
         self.complete = False
         self.gone = False
+        self.takes_frames = False
+        self.write_frame = wire.write
 
     # What comes from the client
 
@@ -103,6 +109,7 @@ class Exchange:
     def leave(self) -> None:
         """The client is gone."""
         self.gone = True
+        self.takes_frames = False
         if self._on_gone is not None and not self.complete:
             self._on_gone()
         self._wake()
@@ -158,18 +165,21 @@ class Exchange:
         else:
             raise RuntimeError(f"the application sent {kind!r} out of turn")
 
-    def push(self, part: bytes, frame: bytes | None) -> bool:
-        """Write a further part of the body at once; False, and nothing is written, if that would have to wait.
-
-        ``frame`` holds ``part`` as a chunk, where somebody has made one already.
-        """
+    def push(self, part: bytes) -> bool:
+        """See :meth:`pdcore.router.answer.Outlet.push`."""
         if not self.started or self.complete or self.gone or self._wire.drained() is not None:
             return False
-        if frame is not None and self._framing == "chunked" and not self._head:
-            self._wire.write(frame)
-        else:
-            self._write(part, more=True)
+        self._write(part, more=True)
         return True
+
+    def brake(self) -> None:
+        """The connection's brake was set or released, or the response went on."""
+        self.takes_frames = (
+            self._framing == "chunked"
+            and self.started
+            and not (self._head or self.complete or self.gone)
+            and self._wire.drained() is None
+        )
 
     def _opening(self, status: int, headers: RawHeaders) -> bytes:
         """The response's head; decides how its body is framed."""
@@ -208,6 +218,7 @@ class Exchange:
             self.complete = True
             self._wake()
             self._wire.ended(self)
+        self.brake()
 
     def _framed(self, body: bytes, *, more: bool) -> bytes:
         match self._framing:

@@ -2,8 +2,8 @@
 
 uvicorn accepts connections, counts them and ends them; this class reads requests from one and runs the application for
 each. The application is plain ASGI and runs under uvicorn's own class as well. What it finds here in addition is the
-scope's extension :data:`~pdcore.router.departure.DEPARTURE`, which spares it a task per request, and :data:`~pdcore.router.answer.PUSH`,
-which spares it waking one per event.
+scope's extension :data:`~pdcore.router.departure.DEPARTURE`, which spares it a task per request, and
+:data:`~pdcore.router.answer.OUTLET`, which spares it waking one per event.
 
 Requests that come on one connection before the earlier ones are answered wait their turn. A head has its bounds in
 bytes and in time, and a connection on which nothing is served is closed after uvicorn's ``timeout_keep_alive``.
@@ -27,7 +27,7 @@ from uvicorn.server import ServerState
 
 from pdcore.errors import ApiError, ErrorCode
 from pdcore.http_head import HEAD_WITHIN_S, MAX_HEAD_BYTES
-from pdcore.router.answer import PUSH
+from pdcore.router.answer import OUTLET
 from pdcore.router.departure import DEPARTURE
 from pdcore.router.lazy_timer import LazyTimer
 from pdcore.router.wire_exchange import Exchange, Message, RawHeaders
@@ -118,11 +118,15 @@ class ServerConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         if self._full is None:
             self._full = self._loop.create_future()
+        if self._current is not None:
+            self._current.brake()
 
     def resume_writing(self) -> None:
         full, self._full = self._full, None
         if full is not None and not full.done():
             full.set_result(None)
+        if self._current is not None:
+            self._current.brake()
 
     # What uvicorn says
 
@@ -159,7 +163,7 @@ class ServerConnection(asyncio.Protocol):
             keep_alive=version != "1.0" and self._parser.should_keep_alive(),
             wants_continue=self._expects,
         )
-        exchange.scope["extensions"] = {DEPARTURE: exchange.on_gone, PUSH: exchange.push}
+        exchange.scope["extensions"] = {DEPARTURE: exchange.on_gone, OUTLET: exchange}
         if self._current is None:
             self._start(exchange)
         else:
