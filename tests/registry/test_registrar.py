@@ -76,6 +76,32 @@ async def test_killed_parent_is_withdrawn_with_a_departure_and_its_ranks_die(
             await eventually(partial(has_ended, pid), 1.0, "rank killed")
 
 
+async def test_whoever_starts_after_a_kill_under_another_id_has_the_seat_of_the_one_killed(
+    store: EtcdStore, shared_etcd: EtcdServer
+) -> None:
+    with contextlib.ExitStack() as ended_last:
+        both = [parent(spec(shared_etcd.url, name, instance_id=name)) for name in ("first", "second")]
+        first, second = map(ended_last.enter_context, both)
+        newcomer = ended_last.enter_context(parent(spec(shared_etcd.url, "new", instance_id="new")))
+        first.wait_registered()
+        second.wait_registered()
+        assert await seats(store) == {"first": 0, "second": 1}
+        first.kill()
+        await eventually(lambda: _gone(store, "instances/first"), 1.0, "keys gone")
+        newcomer.wait_registered()
+        assert await seats(store) == {"new": 0, "second": 1}
+
+
+async def seats(store: EtcdStore) -> dict[str, int | None]:
+    """Who has which seat, by the records."""
+    found = await records(store)
+    return {
+        key.removeprefix("instances/"): record.seat
+        for key, record in found.items()
+        if isinstance(record, InstanceRecord)
+    }
+
+
 async def _only_departure(store: EtcdStore) -> bool:
     return await keys(store) == {DEPARTURE}
 
