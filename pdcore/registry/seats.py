@@ -1,15 +1,15 @@
-"""Seats: the places of a group's instances of one role, numbered from 0. Who starts takes the lowest that is free.
+"""Seats: the places of a group's instances of one role, numbered from 0. Each has one, and leaves it to somebody else.
 
 Routers send a conversation to a seat, so whoever comes in the place of one that went inherits what lived there.
-``side/seats/{group}/{role}/{n}`` holds the id of the instance in it, under the lease of its registration: a seat is free
-again when its instance has left or died. It is no promise to anybody: an instance that gets none registers without.
+``side/seats/{group}/{role}/{n}`` holds the id of the instance in it, under the lease of its registration, or ``left ID``
+once that one has left or died. So a number that is missing below others is that of one that vanished with its lease.
+There are never more numbers than there were instances at once. A seat is no promise: who gets none registers without.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -31,21 +31,35 @@ FIRST_PAUSE_S: Final = 0.002
 """Doubled with each seat that somebody else was quicker to take."""
 MAX_FAILURES: Final = 3
 """Calls to the store that failed in a row; the registration takes them like any other until then."""
+LEFT: Final = b"left "
 _NUMBER: Final = re.compile("0|[1-9][0-9]{0,8}")
 
 
-def choose(taken: Mapping[int, Stored], instance_id: str, former: int | None) -> int:
-    """The seat to take: one that an earlier start under this id has left, the ``former`` one, else the lowest free one."""
-    own = [number for number, stored in taken.items() if stored.value == instance_id.encode()]
+def choose(known: Mapping[int, Stored], instance_id: str, former: int | None) -> int:
+    """The seat to take: our own if nobody else has it, which an earlier start holds, or is the ``former`` one, or was left;
+    else that of the one that most probably is replaced, which has vanished, or was the last to leave; else a new one.
+    """
+    own = [number for number, stored in known.items() if stored.value == instance_id.encode()]
     if own:
-        return min(own)
-    if former is not None and former not in taken:
+        return _newest(known, own)
+    left = [number for number, stored in known.items() if stored.value.startswith(LEFT)]
+    if former is not None and (former not in known or former in left):
         return former
-    return next(number for number in itertools.count() if number not in taken)
+    own = [number for number in left if known[number].value == LEFT + instance_id.encode()]
+    if own:
+        return _newest(known, own)
+    vanished = next((number for number in range(max(known, default=0)) if number not in known), None)
+    if vanished is not None:
+        return vanished
+    return _newest(known, left) if left else len(known)
+
+
+def _newest(known: Mapping[int, Stored], numbers: Sequence[int]) -> int:
+    return max(numbers, key=lambda number: known[number].mod_revision)
 
 
 def numbered(entries: Mapping[str, Stored], prefix: str) -> dict[int, Stored]:
-    """The seats that are taken, by their numbers; keys that are no seats are left out."""
+    """Every seat by its number; keys that are no seats are left out."""
     names = {key.removeprefix(prefix): stored for key, stored in entries.items()}
     return {int(name): stored for name, stored in names.items() if _NUMBER.fullmatch(name)}
 
@@ -106,6 +120,16 @@ class Seat:
                 raise
             self._go_without(lease, str(trouble))
 
+    async def leave(self) -> None:
+        """Free the seat for good. It is remembered whose it was; without success it goes with its lease, unexplained."""
+        own = self._fence.instance_id.encode()
+        if self._key is None:
+            return
+        try:
+            await self._store.commit((self._fence.claimed, *self.held), (Put(self._key, LEFT + own),))
+        except StoreError as trouble:
+            log.info("seat left to expire", seat=self.number, reason=str(trouble))
+
     async def _stands(self, lease: LeaseId) -> bool:
         if self._key is None or self._lease != lease:
             return False
@@ -115,10 +139,10 @@ class Seat:
     async def _take(self, prefix: str, lease: LeaseId) -> None:
         until = self._clock.now() + self._patience_s
         for tries in range(MAX_TRIES):
-            taken = numbered((await self._store.list(prefix)).entries, prefix)
-            number = choose(taken, self._fence.instance_id, self.number)
-            key, left = f"{prefix}{number}", taken.get(number)
-            unchanged = Absent(key) if left is None else ModRevisionIs(key, left.mod_revision)
+            known = numbered((await self._store.list(prefix)).entries, prefix)
+            number = choose(known, self._fence.instance_id, self.number)
+            key, found = f"{prefix}{number}", known.get(number)
+            unchanged = Absent(key) if found is None else ModRevisionIs(key, found.mod_revision)
             put = Put(key, self._fence.instance_id.encode(), lease)
             if (await self._store.commit((self._fence.claimed, unchanged), (put,))).succeeded:
                 self.number, self._key, self._lease = number, key, lease

@@ -265,6 +265,7 @@ class Upkeep:
     async def _end_lease(self) -> None:
         if self._lease.id is None:
             return
+        await self._seat.leave()
         try:
             await self._store.revoke(self._lease.id)
         except StoreError as error:

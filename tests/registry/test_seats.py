@@ -10,6 +10,8 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pdcore.clock import SystemClock
 from pdcore.config import StoreAccess
@@ -158,10 +160,24 @@ async def test_whoever_comes_for_one_that_left_has_its_seat_and_each_group_and_r
     assert [await one.register() for one in (first, second)] == [0, 1]
     assert await place.registrar("c", group="g").register() == 0
     await first.leave()
-    assert await place.seats() == {"-/prefill/1": "b", "g/prefill/0": "c"}
+    assert await place.seats() == {"-/prefill/0": "left a", "-/prefill/1": "b", "g/prefill/0": "c"}
     assert await place.registrar("z").register() == 0
     assert await place.registrar("d").register() == 2
     assert await second.register() == 1, "nobody else's changes"
+
+
+@pytest.mark.contract
+async def test_a_seat_that_is_left_is_remembered_for_its_instance_and_for_who_replaces_it(
+    place: Place,
+) -> None:
+    four = [place.registrar(name) for name in ("a", "b", "c", "d")]
+    assert [await one.register() for one in four] == [0, 1, 2, 3]
+    for one in (four[0], four[3], four[1]):
+        await one.leave()
+    assert await place.registrar("d").register() == 3, "its own"
+    assert await place.registrar("new").register() == 1, "the last one's"
+    assert await place.registrar("newer").register() == 0
+    assert await place.registrar("newest").register() == 4
 
 
 @pytest.mark.contract
@@ -195,18 +211,66 @@ async def test_a_restart_under_the_same_id_takes_its_own_seat_over_before_the_le
 # choosing, and trouble
 
 
-def _stored(instance_id: str) -> Stored:
-    return Stored(instance_id.encode(), 1, 1)
+def _stored(value: str, revision: int = 1) -> Stored:
+    return Stored(value.encode(), revision, revision)
 
 
 @pytest.mark.unit
-def test_the_seat_under_our_id_comes_first_then_the_former_one_then_the_lowest_free() -> None:
-    taken = {0: _stored("a"), 1: _stored("b"), 3: _stored("c")}
-    assert choose(taken, "new", None) == 2
-    assert choose(taken, "new", 7) == 7
-    assert choose(taken, "new", 3) == 2, "somebody has it"
-    assert choose(taken, "c", 7) == 3
+@pytest.mark.parametrize(
+    ("instance_id", "former", "seat"),
+    [
+        ("c", 7, 4),  # an earlier start's lease has not ended
+        ("e", 7, 7),
+        ("e", 1, 1),
+        ("e", 0, 5),  # somebody has the former one
+        ("b", None, 1),
+        ("new", None, 2),  # this one's lease has ended
+    ],
+)
+def test_our_own_seat_comes_first_then_one_that_vanished(
+    instance_id: str, former: int | None, seat: int
+) -> None:
+    known = {0: "a", 1: "left b", 3: "left d", 4: "c", 5: "left e"}
+    assert choose({number: _stored(value) for number, value in known.items()}, instance_id, former) == seat
+
+
+@pytest.mark.unit
+def test_without_a_gap_the_last_to_leave_is_replaced_then_numbers_go_on() -> None:
+    known = {0: _stored("a"), 1: _stored("left b", 7), 2: _stored("left d", 5)}
+    assert choose(known, "new", None) == 1
+    known[1] = _stored("new", 8)
+    assert choose(known, "newer", None) == 2
+    known[2] = _stored("newer", 9)
+    assert choose(known, "newest", None) == 3
     assert choose({}, "new", None) == 0
+    assert choose({999_999_999: _stored("by hand")}, "new", None) == 0
+
+
+@pytest.mark.unit
+@settings(max_examples=200)
+@given(
+    events=st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["start", "leave", "vanish"])), max_size=60)
+)
+def test_nobody_shares_a_seat_and_there_are_no_more_than_there_were_instances_at_once(
+    events: list[tuple[int, str]],
+) -> None:
+    known: dict[int, Stored] = {}
+    most = 0
+    for revision, (number, event) in enumerate(events):
+        name = f"p{number}"
+        held = [seat for seat, stored in known.items() if stored.value == name.encode()]
+        if event == "start":
+            seat = choose(known, name, None)
+            assert held in ([], [seat])
+            assert seat not in known or known[seat].value.startswith(b"left ") or held
+            known[seat] = _stored(name, revision)
+        elif held and event == "leave":
+            known[held[0]] = _stored(f"left {name}", revision)
+        elif held:
+            del known[held[0]]
+        most = max(most, sum(not stored.value.startswith(b"left ") for stored in known.values()))
+        assert len(known) <= most
+        assert max(known, default=-1) < most
 
 
 @pytest.mark.unit

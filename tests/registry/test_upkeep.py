@@ -422,7 +422,8 @@ async def test_a_seat_is_held_through_silence_and_given_up_at_the_end() -> None:
         on.processes.exited |= {PARENT}
         await on.upkeep.run()
     os.close(write_end)
-    assert await on.memory.get(SEAT) is None
+    assert (await stored(on, SEAT)).value == b"left d0"
+    assert (await stored(on, SEAT)).lease is None
 
 
 async def test_a_seat_that_somebody_took_meanwhile_is_another_ones() -> None:
