@@ -92,6 +92,32 @@ async def test_whoever_starts_after_a_kill_under_another_id_has_the_seat_of_the_
         assert await seats(store) == {"new": 0, "second": 1}
 
 
+@pytest.mark.cluster
+async def test_eight_that_start_at_once_have_eight_seats_and_one_lost_with_its_registrar_is_replaced(
+    store: EtcdStore, shared_etcd: EtcdServer
+) -> None:
+    with contextlib.ExitStack() as ended_last:
+        names = [f"p{number}" for number in range(8)]
+        eight = [
+            ended_last.enter_context(parent(spec(shared_etcd.url, name, instance_id=name))) for name in names
+        ]
+        for one in eight:
+            one.go()
+        for one in eight:
+            one.wait("claimed")
+            one.registered = one.wait("registered")
+        before = await seats(store)
+        assert set(before) == set(names)
+        assert set(before.values()) == set(range(8))
+        os.kill(eight[3].registered["registrar"], signal.SIGSTOP)
+        eight[3].process.kill()
+        await eventually(lambda: _gone(store, "instances/p3"), 10.0, "its lease has ended")
+        newcomer = ended_last.enter_context(parent(spec(shared_etcd.url, "new", instance_id="new")))
+        newcomer.wait_registered()
+        assert (await seats(store))["new"] == before["p3"]
+        os.kill(eight[3].registered["registrar"], signal.SIGCONT)
+
+
 async def seats(store: EtcdStore) -> dict[str, int | None]:
     """Who has which seat, by the records."""
     found = await records(store)
