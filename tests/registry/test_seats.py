@@ -290,13 +290,12 @@ class Rivalled(FaultyStore):
 
 
 class Forbidding(FaultyStore):
-    """Refuses one kind of call below ``seats/``; or does not answer it."""
+    """Refuses to write below ``seats/``, or does not answer; unless ``error`` is None."""
 
-    error: Exception = StoreRefused("permission denied")
+    error: Exception | None = StoreRefused("permission denied")
 
     async def commit(self, conditions: tuple[Condition, ...], writes: tuple[Write, ...]) -> Committed:
-        if any("/seats/" in write.key for write in writes):
-            self.calls += 1
+        if self.error is not None and any("/seats/" in write.key for write in writes):
             raise self.error
         return await super().commit(conditions, writes)
 
@@ -343,6 +342,28 @@ async def test_trouble_with_seats_alone_delays_a_registration_and_does_not_keep_
     assert (seat.number, seat.held) == (None, ())
     with pytest.raises(type(error)):
         await seat.hold(WANTED, await store.grant(60))  # another lease is another chance
+
+
+@pytest.mark.unit
+async def test_who_had_a_seat_and_gets_none_again_keeps_the_number_without_holding_it() -> None:
+    store = Forbidding(MemoryStore())
+    store.error = None
+    lease, seat = await _granted(store), _seat(store)
+    await seat.hold(WANTED, lease)
+    await store.revoke(lease)
+    key = FENCE.keyspace.seats("", "prefill") + "0"
+    await store.commit((), (Put(key, b"other"),))
+    store.error, again = StoreRefused("permission denied"), await store.grant(60)
+    for _ in range(MAX_FAILURES - 1):
+        with pytest.raises(StoreRefused):
+            await seat.hold(WANTED, again)
+    await seat.hold(WANTED, again)
+    assert (seat.number, seat.held) == (0, ())
+    store.error = None
+    await seat.leave()
+    stored = await store.get(key)
+    assert stored is not None
+    assert stored.value == b"other"
 
 
 @pytest.mark.unit
