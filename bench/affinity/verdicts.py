@@ -57,11 +57,19 @@ class Row:
         """Every promise beside what was measured."""
         yield from self._beside_rivals()
         if self.moved is not None:
-            same, other = 100 * self.moved.same_id, 100 * self.moved.other_id
             yield Verdict(
-                promise="one of 8 replaced, conversations that move", value=same, unit="%", most=MOST_MOVED
+                promise="one of 8 replaced, conversations that move",
+                value=100 * self.moved.inherited,
+                unit="%",
+                most=MOST_MOVED,
             )
-            yield Verdict(promise="the same under another instance id", value=other, unit="%")
+            yield Verdict(
+                promise="the same by instance ids alone, under the same one",
+                value=100 * self.moved.same_id,
+                unit="%",
+                most=MOST_MOVED,
+            )
+            yield Verdict(promise="and under another one", value=100 * self.moved.other_id, unit="%")
 
     def _beside_rivals(self) -> Iterator[Verdict]:
         """Each figure beside the best of the rivals in it; none without rivals."""

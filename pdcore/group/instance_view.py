@@ -107,6 +107,8 @@ def _standing_lines(instance: Instance) -> Iterator[str]:
         done = record.extra.get(DRAINED) is True
         yield f"  it takes no new requests{' and has finished those it had' if done else ''}"
     yield f"  incarnation {record.incarnation} at {record.url}, process {record.pid} on {record.machine}"
+    if record.seat is not None:
+        yield f"  it has seat {record.seat}"
 
 
 def _order_text(order: OrderRecord) -> str:

@@ -32,6 +32,7 @@ class InstanceRow:
     incarnation: str
     group: str
     generation: int
+    seat: int | None
     ranks: int
     ranks_expected: int
     kv_tokens: int
@@ -55,6 +56,7 @@ class InstanceRow:
             incarnation=instance.incarnation,
             group=record.group,
             generation=record.generation,
+            seat=record.seat,
             ranks=len(instance.ranks),
             ranks_expected=record.world_size,
             kv_tokens=record.kv_tokens,

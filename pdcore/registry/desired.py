@@ -248,12 +248,14 @@ def goes(fence: Fence, key: str, stored: Stored, want: Wanted) -> DepartureReaso
     return want.absent.get(key, want.others)
 
 
-def confirmation(fence: Fence, want: Wanted, order: Stored | None = None) -> Transaction | None:
-    """A transaction without writes that succeeds iff everything stands and ``order`` is still the one given; None
-    when one cannot hold it."""
+def confirmation(
+    fence: Fence, want: Wanted, order: Stored | None = None, held: tuple[Condition, ...] = ()
+) -> Transaction | None:
+    """A transaction without writes that succeeds iff everything stands, ``order`` is still the one given and what is
+    ``held`` is held; None when one cannot hold it."""
     present = [ValueIs(fence.absolute(key), value) for key, value in want.entries.items()]
     absent = [Absent(fence.absolute(key)) for key in want.absent]
-    conditions: tuple[Condition, ...] = (fence.claimed, fence.order_is(order), *present, *absent)
+    conditions: tuple[Condition, ...] = (fence.claimed, fence.order_is(order), *held, *present, *absent)
     return Transaction(conditions=conditions, writes=()) if len(conditions) <= MAX_OPERATIONS else None
 
 

@@ -10,7 +10,7 @@ from pdcore import telemetry
 from pdcore.errors import StoreRefused
 from pdcore.registry import desired
 from pdcore.registry.desired import Fence, Transaction, Wanted
-from pdcore.registry.store import Committed, LeaseId, Store, Stored
+from pdcore.registry.store import Committed, Condition, LeaseId, Store, Stored
 
 log = telemetry.logger(__name__)
 
@@ -68,12 +68,12 @@ class InstanceKeys:
             revision = committed.revision
         return revision
 
-    async def confirm(self, want: Wanted, order: Stored | None) -> bool:
-        """Whether all of ``want`` stands under our claim and ``order`` is still the one given.
+    async def confirm(self, want: Wanted, order: Stored | None, held: tuple[Condition, ...]) -> bool:
+        """Whether all of ``want`` stands under our claim, ``order`` is still the one given and what is ``held`` is held.
 
         False also when one question cannot tell.
         """
-        question = desired.confirmation(self.fence, want, order)
+        question = desired.confirmation(self.fence, want, order, held)
         return question is not None and (await self.commit(question)).succeeded
 
     async def departure_lease(self) -> LeaseId | None:

@@ -24,7 +24,8 @@ from pdcore.registry.instance_keys import InstanceKeys
 from pdcore.registry.lease import HeldLease, Jitter, retry_after_s
 from pdcore.registry.processes import Processes
 from pdcore.registry.registrar_messages import PARENT, Leave, Start, Status, Want
-from pdcore.registry.store import Store, Stored
+from pdcore.registry.seats import Seat
+from pdcore.registry.store import LeaseId, Store, Stored
 from pdcore.topology.keys import Keyspace
 
 log = telemetry.logger(__name__)
@@ -72,6 +73,7 @@ class Upkeep:
         self._keys = InstanceKeys(fence, store, by=f"registrar on {machine.machine()}")
         self._claiming = Claiming(start, store, self._keys, clock=clock, jitter=jitter)
         self._lease = HeldLease(store, spec.ttl_s, clock=clock, jitter=jitter)
+        self._seat = Seat(fence, store, patience_s=spec.ttl_s / 3, clock=clock, jitter=jitter)
         self.status = Status(claimed=start.claimed, predecessor=start.predecessor)
         self._want = _NOTHING
         self._leave: Leave | None = None
@@ -164,8 +166,8 @@ class Upkeep:
         if self._lease.id is not None and not await self._lease.renew():
             raise LeaseGone("the registration lease is gone")
         await self._claiming.renew(now)
-        if not self._dirty and not await self._keys.confirm(self._wanted(), self._order):
-            log.info("keys differ from what they should be, or an order does; reading again")
+        if not self._dirty and not await self._keys.confirm(self._wanted(), self._order, self._seat.held):
+            log.info("keys differ from what they should be, or an order or a seat does; reading again")
             self._dirty = True
         self._check_at = now + self._ttl_s / 3 * (0.9 + self._jitter() / 10)
 
@@ -184,14 +186,21 @@ class Upkeep:
             return False
         self._tell(claimed=True, predecessor=self._claiming.predecessor)
         self._obey(found.order)
+        lease = await self._prepare()
         version, over, wanted = self._want.version, self._is_over(), self._wanted()
-        lease = await self._lease.ensure() if wanted.entries else self._lease.id
         revision = await self._keys.repair(found, wanted, lease)
         if revision is None:
             return False
         self._tell(version=version, revision=revision, withdrawn=self._withdrawn(), left=over)
         self._done = over
         return True
+
+    async def _prepare(self) -> LeaseId | None:
+        """The lease for what is to stand, and a seat under it for the instance."""
+        wanted = self._wanted()
+        if wanted.entries:
+            await self._seat.hold(wanted, await self._lease.ensure())
+        return self._lease.id
 
     def _obey(self, order: Stored | None) -> None:
         """An order to end kills at once: whoever gave it may wait for the memory of these processes."""
@@ -207,7 +216,7 @@ class Upkeep:
             leaving=None if self._leave is None else self._leave.reason,
             ended=self._kill_parent_at is not None,
         )
-        return desired.wanted(self._keys.fence.instance_id, self._want, presence)
+        return desired.wanted(self._keys.fence.instance_id, self._seat.marked(self._want), presence)
 
     def _withdrawn(self) -> tuple[str, ...]:
         return tuple(sorted((self._processes.exited | self._processes.silent) & {PARENT, *self._want.ranks}))
@@ -256,6 +265,7 @@ class Upkeep:
     async def _end_lease(self) -> None:
         if self._lease.id is None:
             return
+        await self._seat.leave()
         try:
             await self._store.revoke(self._lease.id)
         except StoreError as error:

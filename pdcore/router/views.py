@@ -158,6 +158,7 @@ class Views:
             "why_not_ready": list(instance.why_not_ready),
             "group": record.group,
             "generation": record.generation,
+            "seat": record.seat,
             "models": list(record.models),
             "url": record.url,
             "bootstrap": f"{record.bootstrap_host}:{record.bootstrap_port}"

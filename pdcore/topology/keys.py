@@ -73,6 +73,10 @@ class Keyspace:
         """Where the supervisors of a group's members say that they hold them."""
         return f"{self.side}members/{group}/"
 
+    def seats(self, group: str, role: str) -> str:
+        """Where the instances of one role hold their seats, by number; those without a group share ``-``."""
+        return f"{self.side}seats/{group or '-'}/{role}/"
+
     @property
     def memfabric_store(self) -> str:
         """Where the store is that memfabric before 1.2 needs, as a URL."""

@@ -17,6 +17,9 @@ DP_RANK_CHOICE: Final = "dp_rank_choice"
 """An instance's extra field: ``engine`` when it chooses the DP rank of a leg that names none."""
 ROOM_DIRECTORY: Final = "room_directory"
 """The field beside it: where it says what it chose, ``store`` or ``redis``."""
+SEAT: Final = "seat"
+"""An instance's extra field: the number of its seat, which whoever comes in its place takes over."""
+_HIGHEST_SEAT: Final = (1 << 31) - 1
 
 Role = Literal["prefill", "decode", "unified"]
 State = Literal["starting", "serving", "draining"]
@@ -89,6 +92,12 @@ class InstanceRecord(NamedTuple):
     def chooses_dp_rank(self) -> bool:
         """Whether a leg that names no DP rank gets one here, to be looked up in the room directory."""
         return self.extra.get(DP_RANK_CHOICE) == "engine"
+
+    @property
+    def seat(self) -> int | None:
+        """Its place among the instances of its group and role, from 0; None for one that has none or says nonsense."""
+        seat = self.extra.get(SEAT)
+        return seat if type(seat) is int and 0 <= seat <= _HIGHEST_SEAT else None
 
 
 class RankRecord(NamedTuple):

@@ -100,6 +100,7 @@ def test_a_table_and_documents_say_the_same() -> None:
 
 def test_one_in_eight_conversations_moves_with_the_instance_that_is_replaced() -> None:
     found = moved(conversations(3, 800, systems=5))
+    assert found.inherited == pytest.approx(1 / 8, abs=0.01)
     assert found.same_id == pytest.approx(1 / 8, abs=0.01)
     assert 1 / 6 < found.other_id < 1 / 4
 

@@ -59,6 +59,14 @@ def test_a_newer_claim_is_told() -> None:
     assert "  its id is claimed by incarnation inc-2" in said(complete("p0", instance_record()), "inc-2")
 
 
+def test_a_seat_is_told_where_there_is_one() -> None:
+    seated = complete("p0", instance_record(extra={"seat": 3}))
+    assert "\n  it has seat 3\n" in said(seated)
+    assert "seat" not in said(INCOMPLETE)
+    told = [document(topology_of(records), "p0", None)["instance"] for records in (seated, INCOMPLETE)]
+    assert [one["seat"] for one in told if isinstance(one, dict)] == [3, None]
+
+
 def test_one_that_is_gone_says_why() -> None:
     gone: dict[str, Record] = {key: INCOMPLETE[key] for key in (keys.departure("p0"), keys.order("p0"))}
     assert said(gone, None).splitlines() == [

@@ -76,6 +76,58 @@ async def test_killed_parent_is_withdrawn_with_a_departure_and_its_ranks_die(
             await eventually(partial(has_ended, pid), 1.0, "rank killed")
 
 
+async def test_whoever_starts_after_a_kill_under_another_id_has_the_seat_of_the_one_killed(
+    store: EtcdStore, shared_etcd: EtcdServer
+) -> None:
+    with contextlib.ExitStack() as ended_last:
+        both = [parent(spec(shared_etcd.url, name, instance_id=name)) for name in ("first", "second")]
+        first, second = map(ended_last.enter_context, both)
+        newcomer = ended_last.enter_context(parent(spec(shared_etcd.url, "new", instance_id="new")))
+        first.wait_registered()
+        second.wait_registered()
+        assert await seats(store) == {"first": 0, "second": 1}
+        first.kill()
+        await eventually(lambda: _gone(store, "instances/first"), 1.0, "keys gone")
+        newcomer.wait_registered()
+        assert await seats(store) == {"new": 0, "second": 1}
+
+
+@pytest.mark.cluster
+async def test_eight_that_start_at_once_have_eight_seats_and_one_lost_with_its_registrar_is_replaced(
+    store: EtcdStore, shared_etcd: EtcdServer
+) -> None:
+    with contextlib.ExitStack() as ended_last:
+        names = [f"p{number}" for number in range(8)]
+        eight = [
+            ended_last.enter_context(parent(spec(shared_etcd.url, name, instance_id=name))) for name in names
+        ]
+        for one in eight:
+            one.go()
+        for one in eight:
+            one.wait("claimed")
+            one.registered = one.wait("registered")
+        before = await seats(store)
+        assert set(before) == set(names)
+        assert set(before.values()) == set(range(8))
+        os.kill(eight[3].registered["registrar"], signal.SIGSTOP)
+        eight[3].process.kill()
+        await eventually(lambda: _gone(store, "instances/p3"), 10.0, "its lease has ended")
+        newcomer = ended_last.enter_context(parent(spec(shared_etcd.url, "new", instance_id="new")))
+        newcomer.wait_registered()
+        assert (await seats(store))["new"] == before["p3"]
+        os.kill(eight[3].registered["registrar"], signal.SIGCONT)
+
+
+async def seats(store: EtcdStore) -> dict[str, int | None]:
+    """Who has which seat, by the records."""
+    found = await records(store)
+    return {
+        key.removeprefix("instances/"): record.seat
+        for key, record in found.items()
+        if isinstance(record, InstanceRecord)
+    }
+
+
 async def _only_departure(store: EtcdStore) -> bool:
     return await keys(store) == {DEPARTURE}
 

@@ -19,7 +19,7 @@ from pdcore.registry.store import Delete, Put, Stored
 from pdcore.registry.upkeep import PARENT_ENDS_S, Upkeep
 from pdcore.topology import codec
 from pdcore.topology.keys import Keyspace
-from pdcore.topology.records import DepartureRecord, OrderKind
+from pdcore.topology.records import DepartureRecord, InstanceRecord, OrderKind
 from tests.support.eventually import eventually
 from tests.support.faulty_store import Fault, FaultyStore, ManualClock
 from tests.support.fleet import order_record
@@ -28,6 +28,7 @@ from tests.support.registrations import instance_record, rank_record, records, s
 pytestmark = pytest.mark.unit
 
 VIEW, CLAIM = "/pdcore/test/view/", "/pdcore/test/side/claims/d0"
+SEAT = "/pdcore/test/side/seats/-/decode/0"
 INSTANCE, RANK, RANK_2, DEPARTURE = "instances/d0", "ranks/d0/0.0.0", "ranks/d0/1.0.0", "departures/d0"
 ORDER = "orders/d0"
 KINDS: tuple[OrderKind, ...] = ("drain", "undrain", "end")
@@ -147,10 +148,11 @@ async def test_an_idle_registration_writes_nothing_and_lives_for_ever() -> None:
 async def test_every_key_deleted_by_hand_is_back_after_the_next_check() -> None:
     on = await registered(bench())
     before = await on.view()
-    for key in (VIEW + INSTANCE, VIEW + RANK, CLAIM):
+    for key in (VIEW + INSTANCE, VIEW + RANK, CLAIM, SEAT):
         await on.memory.commit((), (Delete(key),))
         await on.next_check()
         assert (await on.view(), (await stored(on, CLAIM)).value) == (before, b"a")
+        assert (await stored(on, SEAT)).value == b"d0"
 
 
 async def test_a_value_changed_by_hand_is_put_right() -> None:
@@ -397,6 +399,38 @@ async def test_a_living_incumbent_is_refused_unless_told_otherwise(take_over: bo
         with pytest.raises(Refused, match="instance d0 is in use: incarnation old runs on this machine"):
             await on.settle()
         assert (await stored(on, CLAIM)).value == b"old"
+
+
+async def seat_of(on: Bench) -> int | None:
+    record = (await on.view())[INSTANCE]
+    assert isinstance(record, InstanceRecord)
+    return record.seat
+
+
+async def test_a_seat_is_held_through_silence_and_given_up_at_the_end() -> None:
+    on = await registered(bench())
+    read_end, write_end = os.pipe()
+    with on.processes:
+        on.processes.listen(PARENT, read_end)
+        for _ in range(7):
+            await on.next_check()
+        assert (await on.view()).keys() == {DEPARTURE}
+        assert (await stored(on, SEAT)).value == b"d0"
+        os.write(write_end, b".")
+        await on.settle()
+        assert await seat_of(on) == 0
+        on.processes.exited |= {PARENT}
+        await on.upkeep.run()
+    os.close(write_end)
+    assert (await stored(on, SEAT)).value == b"left d0"
+    assert (await stored(on, SEAT)).lease is None
+
+
+async def test_a_seat_that_somebody_took_meanwhile_is_another_ones() -> None:
+    on = await registered(bench())
+    await on.memory.commit((), (Put(SEAT, b"other"),))
+    await on.next_check()
+    assert (await seat_of(on), (await stored(on, SEAT)).value) == (1, b"other")
 
 
 async def order(on: Bench, kind: OrderKind, incarnation: str) -> None:

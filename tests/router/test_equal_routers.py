@@ -11,6 +11,7 @@ import pytest
 
 from pdcore.config.policies import policy_names
 from pdcore.registry.memory import MemoryStore
+from pdcore.topology.records import InstanceRecord
 from tests.router.fleet import MODEL, Fleet, running_fleet
 from tests.support import fake_engines as fake
 from tests.support.fake_engines import COMPLETION, MARK, FakeEngine, Script
@@ -61,6 +62,31 @@ async def test_a_room_has_one_place_while_the_fleet_stays_the_same() -> None:
         first = [await pair(one, "hi", bootstrap_room=room) for room in range(1, 13)]
         assert [await pair(other, "ho", bootstrap_room=room) for room in range(1, 13)] == first
         assert len(set(first)) > 3
+
+
+async def test_whoever_comes_with_a_seat_gets_its_conversations_through_any_router() -> None:
+    async with routers(2, prefills=0, decodes=1) as (one, other), AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(FakeEngine([fake.accepted()])) for _ in range(5)]
+        prompts = [f"{number} begins like no other" for number in range(12)]
+        made = [await _seated(one, other, f"prefill-{seat}", seat, engines[seat]) for seat in range(4)]
+        before = [(await pair(one, prompt))[0] for prompt in prompts]
+        await one.remove("prefill-2", made[2])
+        await other.follower.wait_until(lambda view: "prefill-2" not in view.instances, 5)
+        await _seated(one, other, "another", 2, engines[4])
+        after = ["another" if home == "prefill-2" else home for home in before]
+        assert [(await pair(other, prompt))[0] for prompt in prompts] == after
+        assert [(await pair(one, prompt))[0] for prompt in reversed(prompts)] == after[::-1]
+        assert "another" in after
+        shown = (await other.client.get("/pdcore/topology")).json()["instances"]
+        assert shown["another"]["seat"] == 2
+        assert shown["decode-0"]["seat"] is None
+
+
+async def _seated(one: Fleet, other: Fleet, name: str, seat: int, engine: FakeEngine) -> InstanceRecord:
+    """Register a prefill that both routers see."""
+    made = await one.add(name, "prefill", engine, extra={"seat": seat})
+    await other.sees(name, made.incarnation)
+    return made
 
 
 @pytest.mark.cluster

@@ -25,9 +25,9 @@ def lot(key: int, name: str) -> int:
     return mixed(key ^ seed(name))
 
 
-def lots(key: int, names: Iterable[str]) -> list[int]:
-    """The lots of ``names`` for ``key``, in their order."""
-    return [mixed(key ^ seed(name)) for name in names]
+def lots(key: int, seeds: Iterable[int]) -> list[int]:
+    """The lots for ``key`` of those whose names have these ``seeds``, in their order."""
+    return [mixed(key ^ one) for one in seeds]
 
 
 def mixed(value: int) -> int:

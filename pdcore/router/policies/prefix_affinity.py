@@ -5,17 +5,20 @@ conversations (a system prompt, a document) ends up wherever one of them lives. 
 shared fits every cache beside the conversations. Beyond, a shared part may live only at as many instances as its share
 of the traffic is worth, chosen by rendezvous too, and its conversations live among those. Nobody takes more than a
 quarter above the mean of this router's legs and ``SLACK`` more: what is too much goes to the next in the same order, so
-that also the second choice is always the same.
+that also the second choice is always the same. Lots are drawn for seats (:mod:`pdcore.router.policies.names`): who comes
+in the place of one that went inherits its conversations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from math import ceil
 from typing import Final
 
 from pdcore.router.policies.base import Score
-from pdcore.router.policies.lots import lots
+from pdcore.router.policies.lots import lots, seed
+from pdcore.router.policies.names import Names, NamesOf, name_of
 from pdcore.router.want import Load, Part, Prefix, Want
 from pdcore.topology.instance import Instance
 
@@ -30,27 +33,37 @@ Place = tuple[int, int]
 
 
 class PrefixAffinity:
-    """Without a prefix the request's chance is its key."""
+    """Without a prefix the request's chance is its key.
+
+    Mutable: what its candidates draw by, which is the same for every request between two events.
+    """
 
     name: Final = "prefix_affinity"
-    terms: Final = ("over the bound", "outside the prefix's part of the fleet", "lot")
+    terms: Final = ("over the bound", "outside the prefix's part of the fleet", "lot", "lot within the seat")
+
+    def __init__(self) -> None:
+        self._names_of = NamesOf()
 
     def scores(
         self, candidates: Sequence[Instance], want: Want, load: Load, partner: Instance | None
     ) -> Sequence[Score]:
         flights = [load.in_flight(one.instance_id) for one in candidates]
         bound = BALANCE * (sum(flights) + 1) / len(candidates) + SLACK
+        names = self._names_of(candidates)
+        places = _placed(candidates, names, want)
+        within = lots(_key(want), names.within) if names.within else repeat(0, len(candidates))
         return [
-            (float(flight > bound), away, drawn)
-            for flight, (away, drawn) in zip(flights, _placed(candidates, want), strict=True)
+            (float(flight > bound), away, drawn, among)
+            for flight, (away, drawn), among in zip(flights, places, within, strict=True)
         ]
 
 
 def dp_rank(prefix: Prefix, candidates: Sequence[Instance], chosen: Instance) -> int:
     """The DP rank of ``chosen`` in whose cache the conversation lives, by the same rule as the instance itself."""
     size = chosen.record.dp_size
-    names = [f"{chosen.instance_id}/{rank}" for rank in range(size)]
-    placed = _partitioned(names, *_path(prefix, candidates), among=size * len(candidates))
+    name = name_of(chosen)
+    seeds = [seed(f"{name}/{rank}") for rank in range(size)]
+    placed = _partitioned(seeds, *_path(prefix, candidates), among=size * len(candidates))
     return placed.index(min(placed))
 
 
@@ -61,12 +74,16 @@ def fits_everywhere(prefix: Prefix, candidates: Sequence[Instance]) -> bool:
     return prefix.shared_bytes <= REPLICATED * smallest * BYTES_PER_TOKEN
 
 
-def _placed(candidates: Sequence[Instance], want: Want) -> Sequence[Place]:
+def _placed(candidates: Sequence[Instance], names: Names, want: Want) -> Sequence[Place]:
     """Where each candidate stands for the prompt."""
-    names = [one.instance_id for one in candidates]
     if want.prefix is None:
-        return [(0, drawn) for drawn in lots(want.draw, names)]
-    return _partitioned(names, *_path(want.prefix, candidates), among=len(names))
+        return [(0, drawn) for drawn in lots(want.draw, names.seeds)]
+    return _partitioned(names.seeds, *_path(want.prefix, candidates), among=len(candidates))
+
+
+def _key(want: Want) -> int:
+    """What everything that belongs together has alike."""
+    return want.draw if want.prefix is None else want.prefix.path[-1].key
 
 
 def _path(prefix: Prefix, candidates: Sequence[Instance]) -> tuple[Sequence[Part], Part]:
@@ -75,16 +92,16 @@ def _path(prefix: Prefix, candidates: Sequence[Instance]) -> tuple[Sequence[Part
     return ((), own) if not shared or fits_everywhere(prefix, candidates) else (shared, own)
 
 
-def _partitioned(names: Sequence[str], shared: Sequence[Part], own: Part, *, among: int) -> Sequence[Place]:
+def _partitioned(seeds: Sequence[int], shared: Sequence[Part], own: Part, *, among: int) -> Sequence[Place]:
     """Each shared part keeps what its share of ``among`` is worth of what the part before it kept; the rest comes later."""
     if not shared:
-        return [(0, drawn) for drawn in lots(own.key, names)]
-    found: dict[str, Place] = {}
-    kept = names
+        return [(0, drawn) for drawn in lots(own.key, seeds)]
+    found: dict[int, Place] = {}
+    kept = seeds
     for depth, part in enumerate(shared):
         ordered = sorted(zip(lots(part.key, kept), kept, strict=True))
         worth = max(1, ceil(part.share * among * BALANCE))
-        found |= {name: (len(shared) - depth, drawn) for drawn, name in ordered[worth:]}
-        kept = [name for _, name in ordered[:worth]]
-    found |= {name: (0, drawn) for drawn, name in zip(lots(own.key, kept), kept, strict=True)}
-    return [found[name] for name in names]
+        found |= {one: (len(shared) - depth, drawn) for drawn, one in ordered[worth:]}
+        kept = [one for _, one in ordered[:worth]]
+    found |= {one: (0, drawn) for drawn, one in zip(lots(own.key, kept), kept, strict=True)}
+    return [found[one] for one in seeds]
