@@ -9,7 +9,7 @@ ROUNDS ?= 1
 PARALLEL ?= -n 3
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system mooncake demo up test check shape test-cluster test-device soak bench bench-affinity bench-affinity-live bench-engine bench-models bench-registry bench-router
+.PHONY: help setup system mooncake demo up test check shape compiled test-compiled test-cluster test-device soak bench bench-affinity bench-affinity-live bench-engine bench-models bench-registry bench-router
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -71,6 +71,12 @@ bench-affinity-live: setup ## the same through real router processes, beside the
 	-@bench/router/setup.sh
 	@$(BIN)/python -m bench affinity --live $(ARGS)
 
-bench-router: setup ## beside the Rust routers: CPU per request and chunk, latency, memory (15 minutes; installs them)
+compiled: setup ## a copy of the project in build/compiled with the router's request path compiled (3 minutes)
+	@scripts/compile.sh
+
+test-compiled: compiled system ## the router's tests on what was compiled
+	@cd build/compiled && OMP_NUM_THREADS=1 $(abspath $(BIN))/python -m pytest tests/router -m "not cluster" $(PARALLEL) $(ARGS)
+
+bench-router: compiled ## beside the Rust routers: CPU per request and chunk, latency, memory (20 minutes; installs them)
 	@bench/router/setup.sh
 	@$(BIN)/python -m bench router $(ARGS)

@@ -10,10 +10,10 @@ import errno
 import ipaddress
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -79,18 +79,18 @@ async def answering(
     app: ASGIApp,
     listener: socket.socket,
     tls: ssl.SSLContext | None = None,
-    protocol: type[asyncio.Protocol] = BoundedHead,
+    protocol: Callable[..., asyncio.Protocol] = BoundedHead,
 ) -> AsyncIterator[None]:
     """Answer HTTP on ``listener`` with the ASGI ``app`` inside the block; leaving cuts what is still open soon.
 
     With ``tls`` only encrypted; a certificate loaded into it later counts for connections from then on. ``protocol`` is
-    a protocol class as uvicorn takes them.
+    what makes a protocol, as uvicorn wants it.
     """
     config = uvicorn.Config(
         app,
         interface="asgi3",
         loop="none",
-        http=protocol,
+        http=cast("type[asyncio.Protocol]", protocol),  # whatever makes one will do
         ws="none",
         lifespan="off",
         log_config=None,

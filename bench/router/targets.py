@@ -18,11 +18,15 @@ HERE: Final = Path(__file__).resolve().parent
 BOOTSTRAP_PORT: Final = 8998
 PYTHON: Final = os.environ.get("ROUTER_PYTHON", sys.executable)
 """Runs our routers, with the packages of this process: the same minor version, built in another way say."""
-_PACKAGES: Final = {
-    "PYTHONPATH": os.pathsep.join(
-        (str(HERE.parents[1]), *(one for one in sys.path if "site-packages" in one))
-    )
-}
+PROJECT: Final = HERE.parents[1]
+COMPILED: Final = PROJECT / "build/compiled"
+"""A copy of the project whose request path is compiled, where ``make compiled`` has made one."""
+
+
+def _packages(project: Path) -> Mapping[str, str]:
+    """Have a process import ``project``, wherever it is started."""
+    installed = (one for one in sys.path if "site-packages" in one)
+    return {"PYTHONPATH": os.pathsep.join((str(project), *installed)), "PYTHONSAFEPATH": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +71,7 @@ def _peers() -> list[Target]:
     ]
 
 
-def _ours(name: str, *arguments: str) -> Target:
+def _ours(name: str, *arguments: str, project: Path = COMPILED) -> Target:
     return Target(
         name=name,
         command=(
@@ -75,7 +79,7 @@ def _ours(name: str, *arguments: str) -> Target:
             *("--prefill", f"{{prefill}},bootstrap={BOOTSTRAP_PORT}", "--decode", "{decode}"),
             *("--protocol", "bootstrap", "--log-format", "json", *arguments),
         ),
-        environment=_PACKAGES,
+        environment=_packages(project if project.exists() else PROJECT),
     )
 
 
@@ -83,7 +87,7 @@ def _bare(name: str, **environment: str) -> Target:
     return Target(
         name=name,
         command=(PYTHON, "-m", "bench.router.bare", "{port}", "{prefill}", "{decode}"),
-        environment={**_PACKAGES, **environment},
+        environment={**_packages(COMPILED if COMPILED.exists() else PROJECT), **environment},
     )
 
 
@@ -93,6 +97,7 @@ DIRECT: Final = "no router"
 FEATURES: Final[Mapping[str, Target]] = {
     "access line": _ours("pdcore, no access line", "--log-level", "warning"),
     "prefix affinity": _ours("pdcore, round robin", "--policy", "round_robin"),
+    "compiling": _ours("pdcore, not compiled", project=PROJECT),
 }
 """What each feature costs is ``pdcore`` less the target named here."""
 

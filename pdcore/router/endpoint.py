@@ -17,7 +17,7 @@ from pdcore.router.answer import OUTLET, ClientAnswer
 from pdcore.router.api import Endpoint, parse
 from pdcore.router.budget import Budget
 from pdcore.router.candidate import candidate_of
-from pdcore.router.departure import while_there
+from pdcore.router.departure import Departed, while_there
 from pdcore.router.exchange import LegFailure, api_error
 from pdcore.router.interrupt import Interrupt
 from pdcore.router.lifecycle import Lifecycle
@@ -27,10 +27,6 @@ from pdcore.telemetry import record
 Ending = Literal["gone", "stopping", "slow"]
 
 CLOSE: Final = {"connection": "close"}
-
-
-class _Gone(Exception):
-    """The client left while it was still sending."""
 
 
 class GenerationEndpoint:
@@ -103,7 +99,7 @@ class GenerationEndpoint:
         except LegFailure as failure:
             trace.error = str(failure)
             return await self._tell(client, api_error(failure), failure)
-        except _Gone:
+        except Departed:
             return "cancelled"
         return "ok"
 
@@ -191,7 +187,7 @@ async def _body(receive: Receive, announced: int | None, limit: int) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise _Gone
+            raise Departed
         part: bytes = message.get("body", b"")
         size += len(part)
         if size > limit:

@@ -24,6 +24,7 @@ from pdcore.registry.journal.running import writing_journal
 from pdcore.registry.overlay import cache
 from pdcore.registry.ring import Ring, remembering
 from pdcore.registry.router_registration import RouterRegistration
+from pdcore.router import wire_connection
 from pdcore.router.app import build_app, build_operators_app
 from pdcore.router.assembly import assemble, watch_for_silence, watch_the_journal, watching_the_fleet
 from pdcore.router.contacts import contacts
@@ -96,7 +97,13 @@ async def run(config: RouterConfig, listener: socket.socket) -> None:
                     if journal is not None:
                         watch_the_journal(serving, journal)
                     place.put(RouterRecord(url=url, admin_url=admin_url or url, version=__version__))
-                    _log.info("router listens", url=url, store=store_shown(config), cluster=config.cluster)
+                    _log.info(
+                        "router listens",
+                        url=url,
+                        store=store_shown(config),
+                        cluster=config.cluster,
+                        compiled=not wire_connection.__file__.endswith(".py"),
+                    )
                     await stop.wait()
                     await _drain(lifecycle, config.drain_timeout_s)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from pdcore.config import RouterConfig
@@ -74,7 +74,7 @@ class Incoming(Struct, frozen=True, kw_only=True):
     request_id: str
     forwarded: Mapping[str, str]
     budget: Budget
-    trace: Trace = field(default_factory=Trace)
+    trace: Trace
     candidate: tuple[str, int] | None = None
 
 

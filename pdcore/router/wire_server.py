@@ -39,12 +39,7 @@ _log = logger(__name__)
 
 
 class ServerConnection(asyncio.Protocol):
-    """One connection of a client; implements :class:`pdcore.router.wire_exchange.Wire`.
-
-    ``head_within_s`` is for a subclass to change.
-    """
-
-    head_within_s: float = HEAD_WITHIN_S
+    """One connection of a client; implements :class:`pdcore.router.wire_exchange.Wire`."""
 
     def __init__(
         self,
@@ -52,10 +47,13 @@ class ServerConnection(asyncio.Protocol):
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        head_within_s: float = HEAD_WITHIN_S,
     ) -> None:
         if not config.loaded:
             config.load()
         self._app = config.loaded_app
+        self._head_within_s = head_within_s
         self._keep_alive_s = config.timeout_keep_alive
         self._server = server_state
         self._app_state = app_state
@@ -83,7 +81,7 @@ class ServerConnection(asyncio.Protocol):
         scheme = "https" if transport.get_extra_info("sslcontext") else "http"
         server, client = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
         self._ends = {"scheme": scheme, "server": server, "client": client}
-        self._patience.set(self._loop.time() + self.head_within_s)
+        self._patience.set(self._loop.time() + self._head_within_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
@@ -110,7 +108,7 @@ class ServerConnection(asyncio.Protocol):
     def _judge_head(self, came: int) -> None:
         """Of a head that is not whole yet."""
         if not self._head_bytes and self._current is None:
-            self._patience.set(self._loop.time() + self.head_within_s)
+            self._patience.set(self._loop.time() + self._head_within_s)
         self._head_bytes += came
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse("headers_too_large", f"the request's head is larger than {MAX_HEAD_BYTES} bytes")

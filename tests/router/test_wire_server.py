@@ -55,7 +55,7 @@ class Client:
 
 
 @asynccontextmanager
-async def served(app: ASGIApp, protocol: type[asyncio.Protocol]) -> AsyncIterator[Client]:
+async def served(app: ASGIApp, protocol: Callable[..., asyncio.Protocol]) -> AsyncIterator[Client]:
     listener = listen("127.0.0.1", 0, "port")
     async with answering(app, listener, protocol=protocol):
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(listener))
@@ -281,21 +281,17 @@ async def test_a_client_that_reads_nothing_holds_the_application_back(
         client.writer.transport.abort()
 
 
-class Impatient(ServerConnection):
+def impatient(config: uvicorn.Config, *others: Any, **named: Any) -> ServerConnection:
     """One whose bounds in time are for tests."""
-
-    head_within_s = 0.2
-
-    def __init__(self, config: uvicorn.Config, *others: Any, **named: Any) -> None:
-        config.timeout_keep_alive = 0.2  # type: ignore[assignment]
-        super().__init__(config, *others, **named)
+    config.timeout_keep_alive = 0.2  # type: ignore[assignment]
+    return ServerConnection(config, *others, **named, head_within_s=0.2)
 
 
 @pytest.mark.parametrize(
     ("sent", "got"), [(b"", b""), (b"POST / HT", b""), (POST % (0, b""), b"HTTP/1.1 200 OK")]
 )
 async def test_a_connection_on_which_nothing_happens_is_closed(sent: bytes, got: bytes) -> None:
-    async with served(echo, Impatient) as client:
+    async with served(echo, impatient) as client:
         await client.send(sent)
         assert (await client.rest()).startswith(got)
 
@@ -307,7 +303,7 @@ async def test_a_request_that_takes_its_time_is_not_idle() -> None:
         await released.wait()
         await answer(send, b"late")
 
-    async with served(app, Impatient) as client:
+    async with served(app, impatient) as client:
         await client.send(POST % (0, b""))
         asyncio.get_running_loop().call_later(0.5, released.set)
         assert b"late" in await client.rest()
