@@ -45,6 +45,11 @@ EXIT_NOW: Final = 1
 _log = telemetry.logger(__name__)
 
 
+def _running(config: RouterConfig) -> dict[str, object]:
+    """On what: its store, and whether the request path is compiled."""
+    return {"store": store_shown(config), "compiled": not wire_connection.__file__.endswith(".py")}
+
+
 async def run(config: RouterConfig, listener: socket.socket) -> None:
     """Serve on ``listener`` until a signal, then drain. Raises ConfigError for a store URL or a port that cannot work."""
     clock, keyspace = SystemClock(), Keyspace(cluster=config.cluster)
@@ -97,13 +102,7 @@ async def run(config: RouterConfig, listener: socket.socket) -> None:
                     if journal is not None:
                         watch_the_journal(serving, journal)
                     place.put(RouterRecord(url=url, admin_url=admin_url or url, version=__version__))
-                    _log.info(
-                        "router listens",
-                        url=url,
-                        store=store_shown(config),
-                        cluster=config.cluster,
-                        compiled=not wire_connection.__file__.endswith(".py"),
-                    )
+                    _log.info("router listens", url=url, cluster=config.cluster, **_running(config))
                     await stop.wait()
                     await _drain(lifecycle, config.drain_timeout_s)
 
