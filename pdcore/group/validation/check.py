@@ -15,6 +15,7 @@ from pdcore.group.validation import (
     advice,
     caches,
     environment,
+    launching,
     native,
     pairing,
     parallel,
@@ -31,6 +32,7 @@ _RULES: Final = (
     pairing.findings,
     parallel.findings,
     environment.findings,
+    launching.findings,
     advice.findings,
 )
 

@@ -80,6 +80,9 @@ def _value(role: EffectiveRole, name: str) -> Any:
 
 def _flags(role: EffectiveRole) -> Iterator[Finding]:
     """What the engine would refuse at its start."""
+    yield from taken.refused_variables(
+        "engine", role.env or {}, ENGINE, path=path_of(role, "env"), role=role.name
+    )
     place = path_of(role, "backend_parameters")
     for flag in dict.fromkeys(role.flags.flags):
         setting = _BY_FLAG.get(flag.name)
