@@ -18,10 +18,11 @@ from pdcore.config.loading import Default
 from pdcore.errors import ConfigError
 
 try:
-    from pdcore.engine import follower_parent, leader
+    from pdcore.engine import follower_parent, leader, trial
     from pdcore.engine.ending import REFUSED
     from pdcore.engine.rank_process import RANK_COMMAND
     from pdcore.engine.settings import read_settings
+    from pdcore.engine.startup import placement_of
 except ModuleNotFoundError as missing:
     if (missing.name or "").startswith("pdcore"):
         raise
@@ -44,11 +45,15 @@ def serve(
     rank_command: Sequence[str] = RANK_COMMAND,
     defaults: Mapping[str, Default] | None = None,
 ) -> int:
-    """Be a leader, or a follower parent, with these flags; the exit status. What cannot work is one line on standard error."""
+    """Be a leader, or a follower parent, with these flags; the exit status. What cannot work is one line on standard error.
+
+    Nothing is connected before all that can be judged by itself was.
+    """
     ignored: list[str] = []
     try:
         config = read_settings(flags, defaults=defaults, ignored=ignored)
         _say_ignored(config, ignored)
+        trial.check(config, placement_of(config))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             parent = follower_parent.run if config.node_rank else leader.run
             return runner.run(parent(config, rank_command=rank_command))
