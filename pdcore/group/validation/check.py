@@ -22,6 +22,7 @@ from pdcore.group.validation import (
     routers,
     structure,
 )
+from pdcore.group.validation.replaced import explained
 from pdcore.group.validation.subject import Subject, path_of
 
 _RULES: Final = (
@@ -49,7 +50,7 @@ def check(spec: GroupSpec, *, vendors: Collection[str] | None = None) -> tuple[F
 def examine(subject: Subject) -> Iterator[Finding]:
     """The same for a subject whose model is already known."""
     for rule in _RULES:
-        yield from rule(subject)
+        yield from (explained(subject, finding) for finding in rule(subject))
     yield from _connectors(subject)
 
 

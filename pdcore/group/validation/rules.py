@@ -79,6 +79,7 @@ CODES: Final[Mapping[str, str]] = {
     "engine_flag_refused": "",
     "variable_refused": "",
     "context_too_long": "",
+    "tp_does_not_divide": "",
     "model_missing": "",
     "model_unreadable": "",
     # accelerators and advice
