@@ -132,7 +132,8 @@ def _name(counts: Mapping[MemberRole, RoleCount], *, needs_all: bool) -> StateNa
 
 def _sentence(facts: Facts, counts: Mapping[MemberRole, RoleCount], name: StateName) -> str:
     if facts.plan.ending:
-        return f"is being deleted; {len(facts.plan.known)} members have still to leave"
+        left = len(facts.plan.known)
+        return f"is being deleted; {left} {'member has' if left == 1 else 'members have'} still to leave"
     if facts.plan.restart is not None and name != "running":
         return f"{_restart_sentence(facts)}; {_waits_for(facts, counts)}"
     if name == "running":
