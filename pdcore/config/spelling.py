@@ -25,7 +25,8 @@ def typed(
 
     What was typed in two ways has none that could be told instead of its own.
     """
-    known = {flag: setting.name for setting in settings for flag in setting.flags} | dict(others or {})
+    known = {flag: setting.name for setting in settings for flag in setting.flags}
+    known |= {"--config": "config", **(others or {})}
     found: dict[str, set[str]] = {}
     for word in (word.partition("=")[0] for word in arguments if word.startswith("--")):
         if dashed(word) in known:
