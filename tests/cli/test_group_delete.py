@@ -1,9 +1,12 @@
-"""``pdcore group delete`` returns when the group is gone, says meanwhile who is not, and gives up in time."""
+"""``pdcore group delete`` returns when the group is gone, says meanwhile who is not, and gives up in time; and a watch."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +48,15 @@ class Place:
     def run(self, command: str, *arguments: str) -> Result:
         where = ("--store", self._etcd.url, "--cluster", self._keyspace.cluster)
         return CliRunner().invoke(main, ["group", command, *arguments, *where])
+
+    def watched(self) -> subprocess.Popen[str]:
+        where = ("--store", self._etcd.url, "--cluster", self._keyspace.cluster)
+        return subprocess.Popen(
+            [sys.executable, "-m", "pdcore", "group", "status", "g", "--watch", "--json", *where],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def hold(self) -> None:
         self._write(Put(key(self._keyspace, "g", HELD), encode(SlotWord(supervisor="somebody"))))
@@ -105,3 +117,12 @@ def test_who_does_not_want_to_wait_is_told_at_once(etcd: EtcdServer, tmp_path: P
 
 def test_a_group_that_is_not_there_is_exit_2(etcd: EtcdServer, tmp_path: Path) -> None:
     assert Place(etcd, "other", tmp_path).run("delete", "h", "--yes").exit_code == 2
+
+
+def test_a_watch_that_is_interrupted_ends_without_a_word(etcd: EtcdServer, tmp_path: Path) -> None:
+    with Place(etcd, "watched", tmp_path).watched() as watch:
+        assert watch.stdout is not None
+        assert json.loads(watch.stdout.readline())["state"] == "pending"
+        watch.send_signal(signal.SIGINT)
+        _, said = watch.communicate(timeout=20)
+    assert (watch.returncode, said) == (130, "")
