@@ -17,10 +17,19 @@ from pdcore.group.validation.subject import Subject, path_of
 from pdcore.topology.compat import check_pair
 from pdcore.topology.records import Compat, InstanceRecord, Json
 
+_ALONE: Final = ("nnodes", "node_rank", "leader", "advertise_ip", "kv_ifname")
+"""A member is on one machine, at the address that its launcher gives it; what would say otherwise."""
 OWNED: Final = frozenset(
     {
         *("role", "instance_id", "store", "cluster", "model", "model_name", "host", "port", "bootstrap_port"),
         *("take_over", "config", "group", "generation"),
+        *(
+            "nnodes",
+            "node_rank",
+            "leader",
+            "advertise_ip",
+            "kv_ifname",
+        ),  # a member is on one machine, at one address
     }
 )
 """Settings of an engine that follow from the group and its launcher."""
@@ -84,6 +93,16 @@ def _flags(role: EffectiveRole) -> Iterator[Finding]:
     yield from taken.refused_variables(
         "engine", role.env or {}, ENGINE, path=path_of(role, "env"), role=role.name
     )
+    for variable in (
+        one for name in _ALONE for one in _SETTINGS[name].variables if (role.env or {}).get(one)
+    ):
+        yield Finding(
+            code="engine_flag_owned",
+            path=f"{path_of(role, 'env')}.{variable}",
+            message=f"{variable} is settled for every member",
+            remedy="remove it",
+            values={"role": role.name, "variable": variable},
+        )
     place = path_of(role, "backend_parameters")
     for flag in dict.fromkeys(role.flags.flags):
         setting = _BY_FLAG.get(flag.name)

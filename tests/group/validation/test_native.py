@@ -74,6 +74,8 @@ def test_a_variable_counts_where_no_flag_says_otherwise() -> None:
         (["--tp=2000"], "engine_flag_refused"),
         (["--port=80"], "engine_flag_owned"),
         (["--instance-id", "x"], "engine_flag_owned"),
+        (["--nnodes=2"], "engine_flag_owned"),
+        (["--kv-transfer-ifname=lo"], "engine_flag_owned"),
         (["--max-model-len=131073"], "context_too_long"),
     ],
 )
@@ -88,6 +90,12 @@ def test_a_size_that_people_write_is_one_that_the_engine_reads() -> None:
     assert codes(pair("pdcore", ["--max-model-len=64k"], ["--max-model-len=64K"]), model=LLAMA) == [
         "pairing_context_length"
     ]
+
+
+def test_a_variable_cannot_spread_a_member_over_machines() -> None:
+    found = judge(group("pdcore", prefill={"env": {"PDCORE_NNODES": "2", "PDCORE_LEADER": ""}}), model=LLAMA)
+    told = [(one.code, one.path) for one in found if one.severity == "refused"]
+    assert told == [("engine_flag_owned", "roles.prefill.env.PDCORE_NNODES")]
 
 
 def test_the_settings_that_launchers_own_are_settings() -> None:
