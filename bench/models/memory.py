@@ -9,6 +9,7 @@ from typing import Final
 import httpx
 
 from bench.figures import Figure
+from bench.models.sizes import weight_bytes
 from pdcore.config import demo_model_directory
 from pdcore.engine.model.config import ModelConfig
 from tests.support.cluster import Cluster
@@ -48,11 +49,3 @@ def measure() -> list[Figure]:
             wanted=1.0,
         )
     ]
-
-
-def weight_bytes(config: ModelConfig) -> int:
-    """Bytes of all parameters in float32; a tied embedding counts once."""
-    heads = 2 * config.heads + 2 * config.kv_heads
-    layer = config.hidden * (config.head_dim * heads + 3 * config.intermediate + 2)
-    ends = (1 if config.tied_embeddings else 2) * config.vocab_size + 1
-    return 4 * (config.layers * layer + ends * config.hidden)

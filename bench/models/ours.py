@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
+from bench.models.sizes import weight_bytes
 from pdcore.engine import device
 from pdcore.engine.kv.block_groups import BlockGroup, BlockGroups
 from pdcore.engine.kv.pool import KvPool
@@ -88,11 +89,8 @@ class Ours:
     def step_bytes(self, sequences: int, context: int) -> int:
         """Bytes of weights and KV that a step of single tokens has to read: a tied embedding counts once."""
         config = self.config
-        heads = config.heads + 2 * config.kv_heads
-        per_layer = config.hidden * (config.head_dim * (heads + config.heads) + 3 * config.intermediate)
-        weights = config.layers * per_layer + config.vocab_size * config.hidden
         kv = 2 * config.layers * config.kv_heads * config.head_dim * context * sequences
-        return 4 * (weights + kv)
+        return weight_bytes(config, of_a_step=True) + 4 * kv
 
     def _limits(self) -> SchedulerLimits:
         return SchedulerLimits(

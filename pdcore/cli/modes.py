@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import textwrap
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
@@ -14,28 +15,32 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from pdcore.cli.terminal import FAILED, console, failing_in_one_line, reading_store
+from pdcore.cli.terminal import FAILED, columns, console, failing_in_one_line, reading_store
 from pdcore.config import COMMON, CommonConfig, load, options
 from pdcore.config.spelling import closest
-from pdcore.errors import ConfigError
+from pdcore.errors import ConfigError, StoreError
 from pdcore.group.modes.catalogue import catalogue
 from pdcore.group.modes.mode import Mode
 from pdcore.group.modes.resolve import Resolution, resolve
 from pdcore.group.modes.shared_cache import shared_caches
 from pdcore.group.spec import BACKENDS, MODES, VENDORS
 
-_COLUMNS = (
-    *(
-        "mode",
-        "engine",
-        "accelerators",
-        "versions",
-        "protocol",
-        "tensor parallel",
-        "members",
-        "KV lease",
-        "counted at",
-    ),
+_COLUMNS: Final = (
+    *("mode", "engine", "accelerators", "versions", "legs"),
+    *("tensor parallel", "members", "KV lease", "counted at"),
+)
+_NARROW: Final = 130
+"""Below so many columns the table's cells would be torn to pieces."""
+_LEGS: Final = {"two_hop": "one by one", "same_dispatch": "at once", "user_provided": "yours"}
+_LEGEND: Final = (
+    ("*", "preferred where several modes fit"),
+    ("legs", "one by one (two_hop): prefill, then decode with its answer"),
+    ("", "at once (same_dispatch): both together, joined by a room"),
+    ("", "yours (user_provided): as the spec's router has it"),
+    ("members", "keyspace: routers follow whoever registers"),
+    ("", "dynamic: a running router is told who comes and goes"),
+    ("KV lease", "how long prefill keeps KV that decode never fetches"),
+    ("counted at", "the role whose metrics count the transfers of KV"),
 )
 
 
@@ -44,7 +49,11 @@ def modes() -> None:
     """Show the modes: engine, KV transport and router that belong together."""
 
 
-@modes.command("list")
+def _legend() -> Iterator[str]:
+    yield from (f"{name:<10}  {means}" for name, means in _LEGEND)
+
+
+@modes.command("list", epilog="\b\n" + "\n".join(_legend()))
 @click.option("--json", "as_json", is_flag=True, help="One JSON document instead of a table.")
 def list_modes(as_json: bool) -> None:
     """List every mode."""
@@ -53,7 +62,13 @@ def list_modes(as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps([_document(mode) for mode in shown], indent=2))
         else:
-            console().print(_table(shown))
+            if columns() < _NARROW:
+                for line in _narrow(shown):
+                    click.echo(line)
+            else:
+                console().print(_table(shown))
+            for line in _legend():
+                click.echo(line)
 
 
 @modes.command()
@@ -119,8 +134,11 @@ def _reported(flags: dict[str, str | None]) -> frozenset[str]:
     from pdcore.group.modes.vendors import vendors_of
 
     config = load(CommonConfig, COMMON, flags, section="modes")
-    with reading_store(config.store):
-        return frozenset(vendors_of(asyncio.run(read_topology(config.store_access, config.cluster))))
+    try:
+        with reading_store(config.store):
+            return frozenset(vendors_of(asyncio.run(read_topology(config.store_access, config.cluster))))
+    except StoreError as error:
+        raise StoreError(f"{error} Without one, --vendors says what the fleet has.") from error
 
 
 def _document(mode: Mode) -> dict[str, Any]:
@@ -140,22 +158,40 @@ def _document(mode: Mode) -> dict[str, Any]:
 
 
 def _table(shown: tuple[Mode, ...]) -> Table:
-    made = Table(*_COLUMNS, box=box.SIMPLE)
+    made = Table(box=box.SIMPLE)
+    for column in _COLUMNS:
+        made.add_column(column, no_wrap=column == "mode", overflow="fold")
     for mode in shown:
-        metrics = catalogue().metrics_of(mode)
-        made.add_row(
-            f"{mode.name} *" if mode.preferred else mode.name,
-            ", ".join(mode.backends),
-            ", ".join(mode.vendors) or "any",
-            mode.engine_versions or "",
-            mode.protocol,
-            _tensor_parallel(mode),
-            mode.membership,
-            _lease(mode),
-            "" if metrics is None else metrics.counted_role,
-        )
-    made.caption = "* preferred where several fit"
+        made.add_row(*_row(mode))
     return made
+
+
+def _narrow(shown: tuple[Mode, ...]) -> Iterator[str]:
+    """The same where a table does not fit: a paragraph for each mode."""
+    for mode in shown:
+        name, *others = _row(mode)
+        said = "; ".join(
+            f"{column} {text}" for column, text in zip(_COLUMNS[1:], others, strict=True) if text
+        )
+        yield name
+        yield from textwrap.wrap(said, max(40, columns()), initial_indent="  ", subsequent_indent="  ")
+        yield ""
+
+
+def _row(mode: Mode) -> tuple[str, ...]:
+    """What :data:`_COLUMNS` are for ``mode``."""
+    metrics = catalogue().metrics_of(mode)
+    return (
+        f"{mode.name} *" if mode.preferred else mode.name,
+        ", ".join(mode.backends),
+        ", ".join(mode.vendors) or "any",
+        mode.engine_versions or "",
+        _LEGS[mode.protocol],
+        _tensor_parallel(mode),
+        mode.membership,
+        _lease(mode),
+        "" if metrics is None else metrics.counted_role,
+    )
 
 
 def _tensor_parallel(mode: Mode) -> str:
@@ -176,6 +212,7 @@ def _lines(mode: Mode) -> Iterator[str]:
     yield f"{mode.name}: {mode.title}"
     yield f"  engine        {', '.join(mode.backends)} {mode.engine_versions or ''}".rstrip()
     yield f"  accelerators  {', '.join(mode.vendors) or 'any'}"
+    yield f"  legs          {_LEGS[mode.protocol]} ({mode.protocol})"
     yield f"  tp            {_tensor_parallel(mode)}"
     yield f"  KV lease      {_lease(mode) or 'none'}"
     for role in mode.roles:

@@ -36,16 +36,18 @@ class PassKey:
         """What the settings name; raises ConfigError for a file that cannot be used."""
         headers: dict[str, str] = {}
         verify: ssl.SSLContext | bool = True
+        file: Path | None = None
         try:
-            setting = "--admin-token-file / PDCORE_ADMIN_TOKEN_FILE"
+            setting, file = "--admin-token-file / PDCORE_ADMIN_TOKEN_FILE", config.admin_token_file
             if config.admin_token_file is not None:
                 token = Token.read(config.admin_token_file.read_text(encoding="utf-8"))
                 headers |= token.headers()
-            setting = "--router-ca / PDCORE_ROUTER_CA"
+            setting, file = "--router-ca / PDCORE_ROUTER_CA", config.router_ca
             if config.router_ca is not None:
                 verify = ssl.create_default_context(cafile=config.router_ca)
         except (OSError, ValueError) as wrong:
-            raise ConfigError(f"{setting}: {wrong}") from None
+            why = wrong.strerror if isinstance(wrong, OSError) and wrong.strerror else wrong
+            raise ConfigError(f"{setting}: {file}: {why}") from None
         return cls(headers, verify)
 
     def client(self, timeout: httpx.Timeout | float) -> httpx.AsyncClient:

@@ -12,9 +12,14 @@ from typing import Any, Final, TypeVar
 import click
 
 from pdcore.cli.machines import Lists
+from pdcore.config import ENGINE, ROUTER
 from pdcore.config.setting import Parse, integer, text
+from pdcore.config.spelling import Spellings, dashed, typed
 from pdcore.errors import ConfigError
 
+_TYPED: Final = "pdcore.typed"
+OF_A_ROUTER: Final = {"prefill_addrs": "prefill", "decode_addrs": "decode"}
+"""What of the table is a router's, by the setting that it stands for there."""
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 Given = Mapping[str, str | None]
 
@@ -74,15 +79,19 @@ RECIPE_FLAGS: Final = (
 
 
 class RecipeCommand(click.Command):
-    """A command whose list flags take several words."""
+    """A command whose list flags take several words, and which remembers how flags were typed."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_TYPED] = tuple(args)
         return super().parse_args(ctx, gathered(args))
 
 
-def dashed(token: str) -> str:
-    """Either spelling of a flag's name as click knows it."""
-    return token.replace("_", "-")
+def spellings() -> Spellings:
+    """How the flags of the command that runs were typed, by the settings that they stand for."""
+    arguments: tuple[str, ...] = click.get_current_context().meta[_TYPED]
+    ours = {one.flag: one.setting for one in RECIPE_FLAGS if one.setting is not None}
+    addresses = {f"--{dashed(name)}": setting for name, setting in OF_A_ROUTER.items()}
+    return typed(arguments, (*ENGINE, *ROUTER), {**ours, **addresses})
 
 
 def recipe_options(command: CommandT) -> CommandT:

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import sys
-from typing import Final
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
 from pdcore.cli.machines import Lists, Machine, this_machine
 from pdcore.cli.recipe_flags import (
+    OF_A_ROUTER,
     Given,
     RecipeCommand,
     as_settings,
-    dashed,
     machine_lists,
     recipe_options,
+    spellings,
 )
 from pdcore.cli.terminal import failing_in_one_line
 from pdcore.config import ENGINE, ROUTER, EngineConfig, options
+from pdcore.config.spelling import Spellings, dashed, in_their_spelling
 from pdcore.errors import ConfigError
 
 Flags = dict[str, str | None]
-
-_OF_A_ROUTER: Final = {"prefill_addrs": "prefill", "decode_addrs": "decode"}
 
 
 @click.command(cls=RecipeCommand, context_settings={"token_normalize_func": dashed})
@@ -46,7 +47,8 @@ def serve(**given: str | None) -> None:
     python -m pdcore.engine. From the lists, the sizes and --devices-per-node follow the instance, its leader and this
     machine's place in it. Instances and routers find each other through --store.
     """
-    with failing_in_one_line("pdcore serve"):
+    spelled = spellings()
+    with failing_in_one_line("pdcore serve"), _told_by(spelled):
         if given["role"] == "router":
             from pdcore.router.__main__ import be_router
 
@@ -55,7 +57,16 @@ def serve(**given: str | None) -> None:
         from pdcore.engine.__main__ import serve as be_parent  # says itself which extra is missing
 
         flags, defaults = settings_of(given)
-    sys.exit(be_parent(flags, defaults=defaults))
+    sys.exit(be_parent(flags, defaults=defaults, spelled=spelled))
+
+
+@contextmanager
+def _told_by(spelled: Spellings) -> Iterator[None]:
+    """What cannot work is told in the spelling that was used."""
+    try:
+        yield
+    except ConfigError as wrong:
+        raise ConfigError(*(in_their_spelling(problem, spelled) for problem in wrong.problems)) from wrong
 
 
 def _refuse_what_is_not_there(given: Given) -> None:
@@ -71,8 +82,8 @@ def router_flags(given: Given) -> Flags:
     for name, value in given.items():
         if name in known:
             flags[name] = value
-        elif name in _OF_A_ROUTER:
-            flags[_OF_A_ROUTER[name]] = value
+        elif name in OF_A_ROUTER:
+            flags[OF_A_ROUTER[name]] = value
         elif value is not None and name != "role":
             raise ConfigError(f"--{dashed(name)}: is not for --role router")
     return flags

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from pdcore.config.loading import environment
 from pdcore.errors import AccessRefused, ConfigError, PdcoreError, StoreError
 
 if TYPE_CHECKING:
@@ -23,14 +24,17 @@ PIPE_COLUMNS: Final = 160
 
 
 def console() -> Console:
-    """Standard output; a pipe is as wide as a table needs."""
+    """Standard output, as wide as :func:`columns` says."""
     from rich.console import Console  # a quarter of a second that only tables are worth
 
-    return Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    return Console(width=columns())
 
 
 def columns() -> int:
-    """How wide a line may be."""
+    """How wide a line may be: what COLUMNS says, else the terminal's width; a pipe is as wide as a table needs."""
+    said = environment().get("COLUMNS", "")
+    if said.isascii() and said.isdigit() and len(said) < 5 and int(said):
+        return int(said)
     return shutil.get_terminal_size((PIPE_COLUMNS, 24)).columns if sys.stdout.isatty() else PIPE_COLUMNS
 
 

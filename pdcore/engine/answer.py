@@ -169,4 +169,4 @@ async def while_connected(receive: Receive, answer: Answer, work: Awaitable[None
 
 
 def _too_long(limit: int) -> ApiError:
-    return ApiError("body_too_large", f"the body is longer than {limit} bytes")
+    return ApiError("body_too_large", f"the body is larger than {limit} bytes")

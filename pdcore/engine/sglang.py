@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from pdcore.config.spelling import closest
 from pdcore.engine.fields import Body, boolean, integer, mapping, wrong
 from pdcore.engine.prompts import Prompt, completion_prompts, prompt_list
+from pdcore.engine.unsupported import UNSUPPORTED
 from pdcore.errors import ApiError
 
 DEFAULT_TOKENS: Final = 128
@@ -20,6 +22,26 @@ _OWN_NAMES: Final[Mapping[str, str]] = {
     "min_new_tokens": "min_tokens",
     "sampling_seed": "seed",
 }
+
+_KNOWN: Final = (
+    frozenset(_OWN_NAMES)
+    | UNSUPPORTED
+    | {
+        *(
+            "max_tokens",
+            "max_completion_tokens",
+            "min_tokens",
+            "seed",
+            "n",
+            "best_of",
+            "stop",
+            "stop_token_ids",
+        ),
+        *("ignore_eos", "temperature", "top_p", "top_k", "min_p", "logit_bias"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs"),
+    }
+)
+"""What ``sampling_params`` may hold: a parameter that nobody knows would change nothing, and nobody would see it."""
 
 
 def is_form(body: Body) -> bool:
@@ -55,6 +77,11 @@ def as_own(body: Body, prompt_count: int) -> Body:
     own: dict[str, object] = {"max_tokens": DEFAULT_TOKENS}
     for name, value in _parameters(body, prompt_count).items():
         if value is not None:
+            if name not in _KNOWN:
+                raise wrong(
+                    f"sampling_params.{name[:64]}",
+                    f"is nothing that this engine knows{closest(name, _KNOWN)}",
+                )
             own[_OWN_NAMES.get(name, name)] = value
     if body.get("return_logprob") is not None or body.get("top_logprobs_num") is not None:
         own["logprobs"] = _logprobs(body)

@@ -51,6 +51,10 @@ _UNSUPPORTED: Final[Mapping[str, _Neutral]] = {
     "ebnf": _is_empty,
     "stop_regex": _is_empty,
     "no_stop_trim": _is_one_of(False),
+    "spaces_between_special_tokens": _is_one_of(True),
+    "structural_tag": _is_empty,
+    "custom_params": _is_empty,
+    "stream_interval": _is_one_of(1),
     "image_data": _is_empty,
     "audio_data": _is_empty,
     "video_data": _is_empty,
@@ -61,6 +65,7 @@ _UNSUPPORTED: Final[Mapping[str, _Neutral]] = {
     "custom_logit_processor": _is_empty,
     "session_params": _is_empty,
 }
+UNSUPPORTED: Final = frozenset(_UNSUPPORTED)
 
 
 def refuse_unsupported(body: Body) -> None:

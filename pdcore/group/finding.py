@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from pdcore.config.yaml_file import Trouble, Unreadable
 from pdcore.errors import ConfigError
 from pdcore.topology.records import Json
 
@@ -51,14 +52,25 @@ class SpecRefused(ConfigError):
         super().__init__(*(str(finding) for finding in self.findings))
 
 
-def unreadable(problem: str) -> Finding:
-    """What stands against a file that is no bounded plain YAML; ``problem`` names it."""
-    return Finding(
-        code="file_unreadable",
-        path="",
-        message=problem,
-        remedy="name a YAML file without aliases and repeated keys; pdcore group init MODE writes one",
-    )
+_WRITES_ONE: Final = "pdcore group init MODE writes one"
+_UNREADABLE: Final[Mapping[Trouble, str]] = {
+    "missing": f"name a file that is there; {_WRITES_ONE}",
+    "directory": "name the file in it",
+    "forbidden": "let this user read it, or run the command as one who may",
+    "broken": "look at the disk, or name another file",
+    "too_long": "leave out what is no part of a group",
+    "encoding": "save it as UTF-8",
+    "syntax": f"write plain YAML there, texts with special characters in quotes; {_WRITES_ONE}",
+    "alias": "write the value in its place; aliases are not read",
+    "depth": "nothing in a group is nested so deeply; take it out",
+    "twice": "keep one of the two",
+}
+
+
+def unreadable(wrong: Unreadable) -> Finding:
+    """What stands against a file that is no bounded plain YAML."""
+    (problem,) = wrong.problems
+    return Finding(code="file_unreadable", path="", message=problem, remedy=_UNREADABLE[wrong.trouble])
 
 
 def refused(findings: Iterable[Finding]) -> tuple[Finding, ...]:

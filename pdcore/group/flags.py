@@ -33,6 +33,18 @@ class Flags:
         """The flags in ``parameters``; words that belong to none are left out."""
         return cls(tuple(_flags(argv_of(parameters or ()))))
 
+    @staticmethod
+    def strays(parameters: Iterable[str] | None, *, several: bool) -> tuple[str, ...]:
+        """The words that are no flag and belong to none; with ``several`` a flag may have any number of values."""
+        words = argv_of(parameters or ())
+        found = []
+        for index, word in enumerate(words):
+            before = words[index - 1] if index else None
+            taken = before is not None and _is_flag(before) and "=" not in before
+            if not _is_flag(word) and not taken and not (several and index and _may_go_on(words[:index])):
+                found.append(word)
+        return tuple(found)
+
     def last(self, names: Sequence[str]) -> Flag | None:
         """The last flag that has one of ``names``."""
         return next((flag for flag in reversed(self.flags) if flag.name in names), None)
@@ -72,6 +84,12 @@ def _flags(words: Sequence[str]) -> Iterable[Flag]:
             continue
         following = words[index + 1] if index + 1 < len(words) else None
         yield Flag(_name(name), None if following is None or _is_flag(following) else following)
+
+
+def _may_go_on(words: Sequence[str]) -> bool:
+    """Whether the last flag of ``words`` takes what follows it, and not what stands behind its ``=``."""
+    flag = next((word for word in reversed(words) if _is_flag(word)), "=")
+    return "=" not in flag
 
 
 def _is_flag(word: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
+from datetime import date
 from typing import Any, Final, Protocol
 
 from pdcore.group.finding import Finding
@@ -16,6 +17,8 @@ from pdcore.topology.records import Json
 MAX_TEXT: Final = 8192
 MAX_ITEMS: Final = 512
 _BROKEN: Final = object()
+_AS_LIST: Final = f"write a list: an item per line behind a dash, at most {MAX_ITEMS}"
+_AS_MAPPING: Final = f"write a mapping: a line with NAME: VALUE for each, at most {MAX_ITEMS}"
 
 Problems = list[Finding]
 
@@ -43,7 +46,7 @@ class Text:
         if self.words and isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
         if not isinstance(value, str):
-            _wrong(problems, path, value, self.says)
+            _wrong(problems, path, value, self.says, remedy=_quoted(value))
             return None
         if len(value) > MAX_TEXT or "\0" in value or (not self.empty and not value.strip()):
             _wrong(problems, path, value, f"{self.says} of 1 to {MAX_TEXT} characters")
@@ -149,7 +152,8 @@ class Items:
 
     def read(self, value: object, path: str, problems: Problems) -> tuple[Any, ...] | None:
         if not isinstance(value, list) or len(value) > MAX_ITEMS:
-            _wrong(problems, path, _short(value), f"a list of at most {MAX_ITEMS} items")
+            long = f"a list of {len(value)} items" if isinstance(value, list) else None
+            _wrong(problems, path, value, f"a list of at most {MAX_ITEMS} items", remedy=_AS_LIST, said=long)
             return None
         places = _places(value, path)
         read = [self.kind.read(item, place, problems) for item, place in zip(value, places, strict=True)]
@@ -168,7 +172,15 @@ class Table:
 
     def read(self, value: object, path: str, problems: Problems) -> dict[str, Any] | None:
         if not isinstance(value, dict) or len(value) > MAX_ITEMS:
-            _wrong(problems, path, type(value).__name__, f"a mapping of at most {MAX_ITEMS} names")
+            what = "a text" if isinstance(value, str) else shown(value)  # which may hold a secret
+            _wrong(
+                problems,
+                path,
+                value,
+                f"a mapping of at most {MAX_ITEMS} names",
+                remedy=_AS_MAPPING,
+                said=what,
+            )
             return None
         for key in value:
             if not isinstance(key, str):
@@ -218,13 +230,13 @@ class Record:
 
     def read(self, value: object, path: str, problems: Problems) -> Any:
         if not isinstance(value, dict):
-            _wrong(problems, path, _short(value), "a mapping")
+            _wrong(problems, path, value, "a mapping", remedy=_AS_MAPPING)
             return None
         before = len(problems)
         known = {one.name: one for one in declared(self.type)}
         for key in value:
             if key not in known:
-                problems.append(self._unknown(str(_short(str(key))), path, known))
+                problems.append(self._unknown(_key(key), path, known))
         read = {name: self._field(one, value, path, problems) for name, one in known.items()}
         if len(problems) > before:
             return None
@@ -296,6 +308,13 @@ def _places(items: list[object], path: str) -> list[str]:
     ]
 
 
+def _key(key: object) -> str:
+    """A key as the file has it."""
+    if isinstance(key, str):
+        return str(_short(key))
+    return "null" if key is None else shown(key)
+
+
 def _is_finite(value: float) -> bool:
     """Whether every program that reads JSON will read it as it is."""
     return -(2.0**63) < value < 2.0**63
@@ -307,17 +326,58 @@ def _short(value: object) -> Json:
         return value if len(value) <= 64 else f"{value[:63]}…"
     if value is None or isinstance(value, bool) or (isinstance(value, int | float) and _is_finite(value)):
         return value
-    return type(value).__name__
+    return shown(value)
 
 
-def _wrong(problems: Problems, path: str, value: object, wanted: str, *, code: str = "wrong_value") -> None:
-    shown = _short(value)
+def shown(value: object) -> str:
+    """``value`` in a sentence, in the words of the file's format."""
+    if isinstance(value, str):
+        return repr(_short(value))
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    for kind, word in _KINDS:
+        if isinstance(value, kind):
+            return word
+    if isinstance(value, int | float):
+        return str(value) if _is_finite(value) else "a number that JSON has not"
+    return "a value that JSON has not"
+
+
+_KINDS: Final[tuple[tuple[type, str], ...]] = (
+    (type(None), "nothing"),
+    (dict, "a mapping"),
+    (list, "a list"),
+    (date, "a date"),
+    (bytes, "bytes"),
+)
+
+
+def _wrong(
+    problems: Problems,
+    path: str,
+    value: object,
+    wanted: str,
+    *,
+    code: str = "wrong_value",
+    remedy: str = "",
+    said: str | None = None,
+) -> None:
+    """``said`` is told instead of the value."""
     problems.append(
         Finding(
             code=code,
             path=path,
-            message=f"{shown!r} is not {wanted}",
-            remedy=f"write {wanted}",
-            values={"given": shown},
+            message=f"{said or shown(value)} is not {wanted}",
+            remedy=remedy or f"write {wanted}",
+            values={"given": said or _short(value)},
         )
     )
+
+
+def _quoted(value: object) -> str:
+    """What to do where YAML made something else of what was to be a text; empty where that is not so."""
+    if isinstance(value, bool | date):
+        return "put it in quotes, so that it stays the text that it looks like"
+    if isinstance(value, int | float):
+        return f'put it in quotes, like "{value}": without them it is a number, and 0.30 would be 0.3'
+    return ""

@@ -121,6 +121,12 @@ class ModelConfig:
         return self._integer("num_key_value_heads") or self._integer("num_attention_heads")
 
     @property
+    def shared_evenly(self) -> Mapping[str, int]:
+        """What ranks must share evenly, by its name in the config: query heads, and the width of a dense MLP."""
+        found = {name: self._integer(name) for name in ("num_attention_heads", "intermediate_size")}
+        return {name: count for name, count in found.items() if count is not None}
+
+    @property
     def head_dim(self) -> int | None:
         """Elements of one head; derived from the hidden size where it is not written."""
         hidden, heads = self._integer("hidden_size"), self._integer("num_attention_heads")

@@ -27,6 +27,7 @@ from pdcore.group.kinds import (
     Whole,
     declared,
     says,
+    shown,
 )
 from pdcore.topology.records import Json
 
@@ -181,7 +182,8 @@ class Overridable:
         ),
     )
     backend_version: str | None = field(
-        default=None, metadata=says(Text(r"[^\s]{1,64}", "a version", words=True), "the engine's version")
+        default=None,
+        metadata=says(Text(r"[^\s]{1,64}", "a version, as a text", words=True), "the engine's version"),
     )
     image_name: str | None = field(
         default=None, metadata=says(Text(r"\S+", "an image's name"), "the container image")
@@ -344,17 +346,15 @@ def spec_of(document: object) -> GroupSpec:
     problems: Problems = []
     read = GROUP.read(document, "", problems)
     if not isinstance(document, dict) or not isinstance(read, GroupSpec):
-        raise SpecRefused(problems or [_nothing_there()])
+        raise SpecRefused(problems if isinstance(document, dict) else [_no_mapping(document)])
     kept: dict[str, Json] = {}
     for key, value in document.items():
         kept[str(key)] = Anything().read(value, str(key), problems)
     return replace(read, document=kept)
 
 
-def _nothing_there() -> Finding:
+def _no_mapping(document: object) -> Finding:
+    said = "the file is empty" if document is None else f"the file is {shown(document)}, not a mapping"
     return Finding(
-        code="wrong_value",
-        path="",
-        message="the document is not a mapping",
-        remedy="see pdcore group init MODE",
+        code="wrong_value", path="", message=said, remedy="begin with what pdcore group init MODE writes"
     )

@@ -12,6 +12,7 @@ import uvloop
 
 from pdcore import telemetry
 from pdcore.config import ROUTER, RouterConfig, load, options
+from pdcore.config.spelling import in_their_spelling, typed
 from pdcore.config.words import ListCommand
 from pdcore.errors import ConfigError
 from pdcore.http_server import listen
@@ -27,8 +28,9 @@ def main(**flags: str | None) -> None:
     try:
         be_router(flags)
     except ConfigError as wrong:
+        spelled = typed(sys.argv[1:], ROUTER)
         for problem in wrong.problems:
-            click.echo(f"pdcore.router: {problem}", err=True)
+            click.echo(f"pdcore.router: {in_their_spelling(problem, spelled)}", err=True)
         sys.exit(MISCONFIGURED)
 
 

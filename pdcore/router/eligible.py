@@ -12,7 +12,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Protocol
 
-from pdcore.router.want import Want
+from pdcore.router.want import Want, key_of
 from pdcore.topology.compat import KindOf, kinds
 from pdcore.topology.instance import Instance
 from pdcore.topology.records import Role
@@ -138,8 +138,8 @@ def exclusion(topology: Topology, one: Instance, want: Want, protocols: Collecti
     why += _against_generation(topology, one, want)
     if record.role != "unified" and record.protocol not in protocols:
         why.append(f"speaks the handshake {record.protocol!r}, which this router does not")
-    if (one.instance_id, record.incarnation) in want.excluded:
-        why.append(want.excluded[one.instance_id, record.incarnation])
+    if want.excluded and key_of(one) in want.excluded:
+        why.append(want.excluded[key_of(one)])
     if record.role == "prefill":
         why += _against_prefill(one, want)
     return tuple(why)

@@ -69,6 +69,28 @@ def number(low: float, high: float) -> Check:
     return check
 
 
+def at_least(low: int, beyond: int) -> Check:
+    """A whole number from ``low`` on; one above ``beyond`` no engine takes. How much one engine takes it says itself."""
+
+    def check(value: object) -> str | None:
+        if not is_integer(value) or value < low:
+            return f"must be a whole number from {low} on"
+        return None if value <= beyond else "is more than any engine takes"
+
+    return check
+
+
+def about(low: float, high: float) -> Check:
+    """A finite number; beyond ``low … high`` no engine takes it. Which of them one engine takes it says itself."""
+
+    def check(value: object) -> str | None:
+        if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
+            return "must be a number"
+        return None if low <= value <= high else "is none that any engine takes"  # type: ignore[operator]
+
+    return check
+
+
 def boolean(value: object) -> str | None:
     """true or false."""
     return None if isinstance(value, bool) else "must be true or false"
@@ -112,8 +134,11 @@ def objects(value: object) -> str | None:
 
 def logprobs(value: object) -> str | None:
     """Whether (chat), or for how many of the likeliest tokens (completions)."""
-    good = isinstance(value, bool) or (is_integer(value) and 0 <= value <= MAX_LOGPROBS)
-    return None if good else f"must be true, false or a whole number from 0 to {MAX_LOGPROBS}"
+    if isinstance(value, bool):
+        return None
+    if not is_integer(value) or value < 0:
+        return "must be true, false or a whole number from 0 on"
+    return None if value <= MAX_LOGPROBS else "is more than any engine takes"
 
 
 TABLE: Final[Mapping[str, Check]] = {
@@ -122,23 +147,23 @@ TABLE: Final[Mapping[str, Check]] = {
     "stream_options": any_object,
     "n": integer(1, MAX_SAMPLES),
     "best_of": integer(1, MAX_SAMPLES),
-    "max_tokens": integer(1, MAX_TOKEN_ID),
-    "max_completion_tokens": integer(1, MAX_TOKEN_ID),
-    "min_tokens": integer(0, MAX_TOKEN_ID),
-    "temperature": number(0, 100),
+    "max_tokens": at_least(1, MAX_TOKEN_ID),
+    "max_completion_tokens": at_least(1, MAX_TOKEN_ID),
+    "min_tokens": at_least(0, MAX_TOKEN_ID),
+    "temperature": about(0, 100),
     "top_p": number(0, 1),
-    "top_k": integer(-1, MAX_TOKEN_ID),
+    "top_k": at_least(-1, MAX_TOKEN_ID),
     "min_p": number(0, 1),
-    "frequency_penalty": number(-100, 100),
-    "presence_penalty": number(-100, 100),
-    "repetition_penalty": number(0, 100),
+    "frequency_penalty": about(-100, 100),
+    "presence_penalty": about(-100, 100),
+    "repetition_penalty": about(0, 100),
     "seed": integer(-(2**63), 2**64 - 1),
     "stop": stop,
     "stop_token_ids": any_list,
     "ignore_eos": boolean,
     "echo": boolean,
     "logprobs": logprobs,
-    "top_logprobs": integer(0, MAX_LOGPROBS),
+    "top_logprobs": at_least(0, MAX_LOGPROBS),
     "logit_bias": any_object,
     "response_format": any_object,
     "sampling_params": objects,

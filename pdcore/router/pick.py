@@ -44,6 +44,10 @@ class Pick(Struct, frozen=True, kw_only=True):
         """Every instance that gets a leg."""
         return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
 
+    def at(self, leg: str) -> Instance:
+        """The instance that gets ``leg``; a unified one gets either."""
+        return self.prefill if leg == "prefill" and self.prefill is not None else self.decode
+
     @property
     def name(self) -> str:
         """The pair as logs and the ``x-pdcore-pair`` header show it."""

@@ -63,7 +63,8 @@ def count_messages(fields: Fields) -> int:
     for place, message in enumerate(messages):
         _check_message(f"messages[{place}]", message)
     if not any(message.get("content") or message.get("tool_calls") for message in messages):
-        raise refuse("messages", "has no content")
+        others = "" if len(messages) == 1 else ", and no other message has any either"
+        raise refuse("messages[0].content", f"is missing or empty{others}")
     return 1
 
 

@@ -17,6 +17,7 @@ from pdcore.registry.overlay.fleet import Fleet
 from pdcore.router.dispatch import Verdict
 from pdcore.router.exchange import Effect, LegFailure
 from pdcore.router.pick import InstanceKey, NoPair, Pick, Want
+from pdcore.router.want import key_of
 from pdcore.router.witness import Witness
 
 FRESH_VIEW_S: Final = 0.5  # how long a 421 waits for the view to show what the engine knows already
@@ -58,8 +59,7 @@ class Retries:
         leg = failure.maybe_died
         if leg is None:
             return None
-        lost = chosen.prefill if leg == "prefill" and chosen.prefill is not None else chosen.decode
-        if not await self.witness.has_died((lost.instance_id, lost.incarnation)):
+        if not await self.witness.has_died(key_of(chosen.at(leg))):
             return None
         return self._paid(without(want, chosen, leg, "died while it held this request"), verdict.effect)
 
@@ -89,9 +89,8 @@ class Retries:
 
 def without(want: Want, chosen: Pick, leg: str, why: str) -> Want:
     """``want`` that excludes the instance of ``leg`` for ``why``."""
-    one = chosen.prefill if leg == "prefill" and chosen.prefill is not None else chosen.decode
-    return replace(want, excluded={**want.excluded, (one.instance_id, one.incarnation): why})
+    return replace(want, excluded={**want.excluded, key_of(chosen.at(leg)): why})
 
 
 def _keys(chosen: Pick) -> list[InstanceKey]:
-    return [(one.instance_id, one.incarnation) for one in chosen.instances]
+    return [key_of(one) for one in chosen.instances]

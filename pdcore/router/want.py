@@ -7,8 +7,15 @@ from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
+from pdcore.topology.instance import Instance
+
 InstanceKey = tuple[str, str]
 """(instance id, incarnation): an exclusion never outlives the incarnation that earned it."""
+
+
+def key_of(instance: Instance) -> InstanceKey:
+    """The incarnation that what is learned of ``instance`` holds for."""
+    return instance.instance_id, instance.incarnation
 
 
 class Part(NamedTuple):

@@ -6,11 +6,13 @@ scope's extension :data:`~pdcore.router.departure.DEPARTURE`, which spares it a 
 :data:`~pdcore.router.answer.OUTLET`, which spares it waking one per event.
 
 Requests that come on one connection before the earlier ones are answered wait their turn. A head has its bounds in
-bytes and in time, and a connection on which nothing is served is closed after uvicorn's ``timeout_keep_alive``.
+bytes and in time, and a connection on which nothing is served is closed after uvicorn's ``timeout_keep_alive``. What
+a client still sends when it has its answer is dropped (:mod:`pdcore.http_rest`).
 
 Mutable state: ``_current`` (the exchange being served), ``_queue`` (those that wait), ``_patience`` (when an idle
 connection ends), the parser's (``_url``, ``_headers``, ``_expects``, ``_coming``, ``_head_bytes``), the two directions' brakes
-(``_held``, ``_full``), and ``_deaf``, once nothing more is read.
+(``_held``, ``_full``), ``_whole`` and ``_droppable`` (whether the latest request has come, and how much more of it may
+come to nobody), and ``_deaf``, once nothing more is read.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from uvicorn.server import ServerState
 
 from pdcore.errors import ApiError, ErrorCode
 from pdcore.http_head import HEAD_WITHIN_S, MAX_HEAD_BYTES
+from pdcore.http_rest import DROPPED_WITHIN_S, LEAVES_WITHIN_S, MOST_DROPPED_BYTES, say_no_more
 from pdcore.router.answer import OUTLET
 from pdcore.router.departure import DEPARTURE
 from pdcore.router.lazy_timer import LazyTimer
@@ -49,11 +52,15 @@ class ServerConnection(asyncio.Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         head_within_s: float = HEAD_WITHIN_S,
+        most_dropped_bytes: int = MOST_DROPPED_BYTES,
+        dropped_within_s: float = DROPPED_WITHIN_S,
     ) -> None:
         if not config.loaded:
             config.load()
         self._app = config.loaded_app
         self._head_within_s = head_within_s
+        self._most_dropped_bytes = most_dropped_bytes
+        self._dropped_within_s = dropped_within_s
         self._keep_alive_s = config.timeout_keep_alive
         self._server = server_state
         self._app_state = app_state
@@ -71,6 +78,8 @@ class ServerConnection(asyncio.Protocol):
         self._head_bytes = 0
         self._held = False
         self._full: asyncio.Future[None] | None = None
+        self._whole = True
+        self._droppable = 0
         self._deaf = False
 
     # What the transport says
@@ -153,6 +162,7 @@ class ServerConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         self._head_bytes = 0
+        self._whole = False
         version = self._parser.get_http_version()
         exchange = self._coming = Exchange(
             self,
@@ -169,12 +179,18 @@ class ServerConnection(asyncio.Protocol):
             self.hold_back()
 
     def on_body(self, part: bytes) -> None:
-        if self._coming is not None:
-            self._coming.add(part)
+        if self._coming is None:
+            return
+        self._coming.add(part)
+        if self._current is None:
+            self._drop(len(part))
 
     def on_message_complete(self) -> None:
         if self._coming is not None:
+            self._whole = True
             self._coming.end_body()
+            if self._current is None and not self._deaf:
+                self._rest(self._coming)
 
     def _scope(self, version: str) -> Message:
         raw_path, _, query = self._target().partition(b"?")
@@ -229,7 +245,18 @@ class ServerConnection(asyncio.Protocol):
     def ended(self, exchange: Exchange) -> None:
         self._server.total_requests += 1
         self._current = None
-        if not exchange.keep_alive:
+        if not self._whole and not self._queue and not self._deaf:
+            self._droppable = self._most_dropped_bytes
+            self._patience.set(self._loop.time() + self._dropped_within_s)
+            self.read_on()
+        else:
+            self._rest(exchange)
+
+    # Its own affairs
+
+    def _rest(self, answered: Exchange) -> None:
+        """``answered`` is over, in both directions."""
+        if not answered.keep_alive:
             self._close()
         elif self._queue:
             self._start(self._queue.popleft())
@@ -237,7 +264,10 @@ class ServerConnection(asyncio.Protocol):
             self._patience.set(self._loop.time() + self._keep_alive_s)
             self.read_on()
 
-    # Its own affairs
+    def _drop(self, came: int) -> None:
+        self._droppable -= came
+        if self._droppable < 0:
+            self._close()
 
     def _start(self, exchange: Exchange) -> None:
         self._current = exchange
@@ -263,20 +293,29 @@ class ServerConnection(asyncio.Protocol):
 
     def _refuse(self, code: ErrorCode, why: str) -> None:
         """Answer what is no request, or got no answer, unless another answer is on its way; and close."""
-        if self._current is None:
+        if self._current is not None:
+            self._close()
+        else:
             error = ApiError(code, why)
             body = msgspec.json.encode(error.body(None))
             self.write(
                 b"HTTP/1.1 %d Refused\r\n%b: %b\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
                 % (error.status, *_JSON, len(body), body)
             )
-        self._close()
+            self._part()
 
     def _stop_listening(self) -> None:
         """The client wants to go on in another protocol: it gets the answer to its request, and no other."""
         self._deaf = True
         if self._coming is not None:
             self._coming.keep_alive = False
+
+    def _part(self) -> None:
+        """Close once the client has left, or soon."""
+        self._deaf = True
+        if self.transport is not None and not self.transport.is_closing():
+            say_no_more(self.transport)
+            self._patience.set(self._loop.time() + LEAVES_WITHIN_S)
 
     def _close(self) -> None:
         self._deaf = True

@@ -26,6 +26,7 @@ from pdcore.router.load import Ledger
 from pdcore.router.pick import InstanceKey, Pick
 from pdcore.router.poison import Poison, fingerprint
 from pdcore.router.retry_budget import RetryBudget
+from pdcore.router.want import key_of
 from pdcore.telemetry import logger
 from pdcore.topology.instance import Instance
 
@@ -92,26 +93,26 @@ class Witness:
         if self.breakers.open_now:
             now = self._clock.now()
             for one in pick.instances:
-                self.breakers.taken((one.instance_id, one.incarnation), now)
+                self.breakers.taken(key_of(one), now)
         return Sighting(self, pick, request)
 
     def good(self, leg: Leg, pick: Pick) -> None:
         """Prefill handed over, or decode's first byte came."""
-        now, decode = self._clock.now(), _key(pick, "decode")
+        now, decode = self._clock.now(), key_of(pick.at("decode"))
         if leg == "prefill":
-            self.breakers.good(_key(pick, "prefill"), now)
+            self.breakers.good(key_of(pick.at("prefill")), now)
             return
         self.breakers.good(decode, now)
         if pick.prefill is not None:
-            self._kv_path.worked(_key(pick, "prefill"), decode, now)
+            self._kv_path.worked(key_of(pick.at("prefill")), decode, now)
 
     def failed(self, failure: LegFailure, pick: Pick, request: ClientRequest) -> None:
         """A leg of ``pick`` failed; called while it is still counted as open."""
-        now, key = self._clock.now(), _key(pick, failure.leg)
+        now, key = self._clock.now(), key_of(pick.at(failure.leg))
         if failure.event in CONNECTION_FAILURES or failure.event == "frozen":
             self.retries.lost(key, self._ledger.in_flight(key[0]), now)
         if failure.blames_the_kv_path and pick.prefill is not None:
-            at_fault = self._kv_path.failed(_key(pick, "prefill"), key, now)
+            at_fault = self._kv_path.failed(key_of(pick.at("prefill")), key, now)
             if at_fault is not None:
                 self.breakers.blame(at_fault, "soft", now)
         else:
@@ -119,7 +120,7 @@ class Witness:
         if failure.event in CONNECTION_FAILURES:
             self._fleet.accuse(key, "connection")
         if (leg := failure.maybe_died) is not None:
-            self._may_have_died(_key(pick, leg), failure, request, now)
+            self._may_have_died(key_of(pick.at(leg)), failure, request, now)
 
     async def has_died(self, key: InstanceKey) -> bool:
         """Whether ``key`` is no more; False also when that does not turn out soon."""
@@ -182,11 +183,6 @@ class Sighting(Struct, frozen=True):
     def failed(self, failure: LegFailure) -> None:
         """A leg failed; to be called while it is still counted as open."""
         self.witness.failed(failure, self.pick, self.request)
-
-
-def _key(pick: Pick, leg: Leg) -> InstanceKey:
-    one = pick.prefill if leg == "prefill" and pick.prefill is not None else pick.decode
-    return (one.instance_id, one.incarnation)
 
 
 def _is(instance: Instance, incarnation: str) -> bool:

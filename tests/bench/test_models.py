@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from bench.models.memory import weight_bytes
 from bench.models.ours import Ours
+from bench.models.sizes import weight_bytes
 from pdcore.engine.model.config import ModelConfig
 from tests.support.tiny_models import write_tiny_llama
 
@@ -20,12 +20,12 @@ def test_weights_are_counted_as_they_are_stored(tmp_path: Path, tied: bool) -> N
     directory = write_tiny_llama(tmp_path, tied=tied)
     stored = load_file(directory / "model.safetensors")
     config = ModelConfig.from_directory(directory)
-    assert weight_bytes(config) == sum(tensor.nbytes for tensor in stored.values())
-    matrices = sum(tensor.nbytes for tensor in stored.values() if tensor.ndim == 2)
+    every = sum(tensor.nbytes for tensor in stored.values())
+    assert weight_bytes(config) == every
     unread = 0 if tied else stored["model.embed_tokens.weight"].nbytes
     ours = Ours(directory)
     kv = 2 * 3 * 4 * 16 * 4
-    assert ours.step_bytes(5, 30) == matrices - unread + 5 * 30 * kv
+    assert ours.step_bytes(5, 30) == every - unread + 5 * 30 * kv
 
 
 def test_every_request_makes_its_tokens_in_steps_of_many(tmp_path: Path) -> None:

@@ -62,6 +62,12 @@ def test_the_version_is_the_packages() -> None:
     [
         (["up", "--port", "http"], "--port / PDCORE_PORT"),
         (["up", "--model", "/m", "--prefill", "0"], "--prefill and --decode must both be at least 1"),
+        (["up", "--model", "/m"], "--model / PDCORE_MODEL: /m is no directory"),
+        (
+            ["topology", "--admin-token-file", "/m"],
+            "--admin-token-file / PDCORE_ADMIN_TOKEN_FILE: /m: No such file",
+        ),
+        (["topology", "--router-ca", "/m"], "--router-ca / PDCORE_ROUTER_CA: /m: No such file"),
         (["topology", "--store", "http://h"], "--store / PDCORE_STORE"),
         (["topology", "--cluster", "a/b"], "--cluster / PDCORE_CLUSTER"),
     ],
@@ -76,7 +82,7 @@ def test_what_cannot_work_is_a_line_and_exit_status_2(arguments: list[str], says
 @pytest.mark.unit
 def test_up_without_etcd_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    result = CliRunner().invoke(main, ["up", "--model", "/m"])
+    result = CliRunner().invoke(main, ["up", "--model", str(tmp_path)])
     assert result.exit_code == 2
     assert result.output.splitlines() == [
         "pdcore up: etcd is not installed; install it (Debian: apt-get install etcd-server etcd-client), "

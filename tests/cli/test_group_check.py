@@ -121,6 +121,38 @@ def test_a_file_that_is_not_there_is_exit_2() -> None:
     assert checked.output.startswith("refused   file_unreadable the group's file: cannot read /nowhere.yaml")
 
 
+@pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        (b"name: [", "write plain YAML there"),
+        (b"a: *x", "write the value in its place"),
+        (b"a: 1\na: 2", "keep one of the two"),
+        (b"a: \xff", "save it as UTF-8"),
+        (b"a: " + b"[" * 100, "nested so deeply"),
+        (b"#" * 70_000, "leave out what is no part of a group"),
+        (None, "name a file that is there"),
+        (Path, "name the file in it"),
+    ],
+)
+def test_the_remedy_for_a_file_is_about_what_is_wrong_with_it(
+    tmp_path: Path, content: bytes | type | None, remedy: str
+) -> None:
+    file = tmp_path / "group.yaml"
+    if content is Path:
+        file.mkdir()
+    elif isinstance(content, bytes):
+        file.write_bytes(content)
+    read = json.loads(pdcore("check", "--json", str(file)).output)
+    (only,) = read["findings"]
+    assert only["code"] == "file_unreadable"
+    assert remedy in only["remedy"]
+
+
+def test_one_reason_is_no_plural(tmp_path: Path) -> None:
+    file = written(tmp_path, group(lora_list=["a"]))
+    assert pdcore("check", file).output.endswith(f"{file}: refused, 1 reason\n")
+
+
 def test_also_a_file_that_cannot_be_read_is_a_verdict_for_programs(tmp_path: Path) -> None:
     checked = pdcore("check", "--json", written(tmp_path, "{name: a, name: b}"))
     assert checked.exit_code == 2

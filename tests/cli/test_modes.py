@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pdcore.cli import main
+from pdcore.cli.terminal import PIPE_COLUMNS
 from pdcore.group.spec import MODES
 from tests.support.etcd_server import etcd_server
 from tests.support.processes import free_port
@@ -29,6 +30,36 @@ def test_every_mode_is_listed() -> None:
     assert nixl["lease"]["platform_default_s"] == 60
     assert nixl["transfer_metrics"]["counted_role"] == "decode"
     assert nixl["caches"]["services"]["lmcache"]["roles"]["decode"]["refused"]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("width", ["", "160", "100", "72"])
+def test_the_list_keeps_to_the_columns_and_explains_its_words(
+    width: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    lines = run("list").stdout.splitlines()
+    assert max(map(len, lines)) <= int(width or PIPE_COLUMNS)
+    assert any(line.split()[:2] == ["vllm-ascend-mooncake", "*"] for line in lines)
+    text = "\n".join(lines)
+    for word in (
+        "two_hop",
+        "same_dispatch",
+        "user_provided",
+        "counted at",
+        "preferred",
+        "dynamic",
+        "KV lease",
+    ):
+        assert word in text
+        assert word in run("list", "--help").stdout
+
+
+@pytest.mark.unit
+def test_without_a_store_the_other_way_to_name_vendors_is_told() -> None:
+    done = run("resolve", "--engine", "vllm", "--store", f"etcd://127.0.0.1:{free_port()}")
+    assert done.exit_code == 1
+    assert "--vendors" in done.stderr
 
 
 @pytest.mark.unit

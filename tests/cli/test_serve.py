@@ -136,7 +136,12 @@ REFUSALS = [
         "--ips: is not for --role router",
     ),
     ("--role router --prefill-addrs p0 --kv-tokens 7", "--kv-tokens: is not for --role router"),
-    ("--role router --prefill-addrs p0/x", "--prefill / PDCORE_PREFILL: 'p0/x' must be HOST[:PORT]"),
+    ("--role router --prefill-addrs p0/x", "serve: --prefill-addrs: 'p0/x' must be HOST[:PORT]"),
+    ("--role router --prefill_addrs p0/x", "serve: --prefill_addrs: 'p0/x' must be HOST[:PORT]"),
+    ("--role decode --yaml_file_path nowhere.yaml", "serve: --yaml_file_path: cannot read nowhere.yaml"),
+    ("--role decode --config nowhere.yaml", "serve: --config / PDCORE_CONFIG: cannot read nowhere.yaml"),
+    ("--role decode --config decode.yaml --engine_backend x", "serve: --engine_backend: 'x' must be one of"),
+    ("--role decode --config decode.yaml --kv_tokens 7", "serve: --kv_tokens: '7' must be a whole number"),
     (f"{LISTED} --prefill-addrs p0", "--prefill-addrs: is for --role router"),
     (
         f"{LISTED} --node-index 0",

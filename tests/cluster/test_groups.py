@@ -179,7 +179,7 @@ def test_two_supervisors_run_no_member_twice_and_one_takes_over_from_the_other(
                 "the other one runs everybody",
             )
             assert stage.ask().status_code == 200
-            stage.group("delete", GROUP, "--yes", "--wait")
+            stage.group("delete", GROUP, "--yes")
             assert stage.pdcore("group", "status", GROUP).returncode == 2
             assert not stage.etcd.etcdctl("get", "--prefix", "/pdcore/default/view/groups/")
 

@@ -116,3 +116,26 @@ def test_one_set_of_parameters_for_each_prompt_must_be_the_same() -> None:
 )
 def test_what_it_cannot_mean_is_refused(body: dict[str, Any], param: str) -> None:
     assert refused(**body).param == param
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "hint"),
+    [
+        ({"temprature": 0.5}, "sampling_params.temprature", "did you mean 'temperature'?"),
+        ([{"max_token": 5}], "sampling_params.max_token", "did you mean 'max_tokens'?"),
+        ({"wat": 0}, "sampling_params.wat", "is nothing that this engine knows"),
+        ({"structural_tag": "{}"}, "sampling_params.structural_tag", "does not support"),
+        ({"x" * 999: 1}, f"sampling_params.{'x' * 64}", "is nothing that this engine knows"),
+    ],
+)
+def test_a_parameter_that_would_change_nothing_is_refused_by_name(
+    given: object, param: str, hint: str
+) -> None:
+    error = refused(text="a", sampling_params=given)
+    assert error.param == param
+    assert hint in error.message
+    assert len(error.message) < 200
+
+
+def test_a_parameter_that_is_null_is_not_given() -> None:
+    assert parsed(text="a", sampling_params={"wat": None, "top_k": 3}).sampling.top_k == 3

@@ -180,6 +180,40 @@ def test_a_value_of_another_kind_is_refused_with_its_place(document: Any, code: 
     assert all(one.remedy and one.message for one in found)
 
 
+@pytest.mark.parametrize(
+    ("document", "message", "remedy"),
+    [
+        (None, "the file is empty", "pdcore group init MODE"),
+        ([1], "the file is a list, not a mapping", "pdcore group init MODE"),
+        ("words", "the file is 'words', not a mapping", "pdcore group init MODE"),
+        (group(backend_version=0.27), "0.27 is not a version, as a text", 'put it in quotes, like "0.27"'),
+        (group(model=5), "5 is not a text", 'put it in quotes, like "5"'),
+        (group(env={"A": True}), "true is not a text", "put it in quotes"),
+        (group(model=datetime.date(2026, 1, 1)), "a date is not a text", "put it in quotes"),
+        (group(env={"A": None}), "nothing is not a text", "write a text"),
+        (group(roles={"prefill": 1}), "a mapping is not a list of", "behind a dash"),
+        (group(backend_parameters="--x"), "'--x' is not a list of", "behind a dash"),
+        (
+            group(backend_parameters=["--x"] * 513),
+            "a list of 513 items is not a list of at most 512",
+            "at most",
+        ),
+        (group(env=["A=1"]), "a list is not a mapping", "NAME: VALUE"),
+        (group(env="A=1"), "a text is not a mapping", "NAME: VALUE"),
+        (group(roles=[None]), "nothing is not a mapping", "NAME: VALUE"),
+        (group(speculative_config={"a": b"1"}), "bytes is not", ""),
+        (dict([*group().items(), (None, 1)]), "there is no key 'null' here", "remove it"),
+        (dict([*group().items(), (1, 1)]), "there is no key '1' here", "remove it"),
+    ],
+)
+def test_messages_are_in_the_words_of_the_file(document: Any, message: str, remedy: str) -> None:
+    (only,) = findings(document)
+    assert message in only.message
+    assert remedy in only.remedy
+    told = json.dumps(only.document())
+    assert not [word for word in ("'dict'", "'list'", "'str'", "None", '"dict"', "True") if word in told]
+
+
 def test_roles_of_one_name_are_told_apart_by_number() -> None:
     document = group() | {"roles": [{"name": "prefill", "replicas": 0}, {"name": "prefill", "replicas": 0}]}
     assert [one.path for one in findings(document)] == ["roles[0].replicas", "roles[1].replicas"]

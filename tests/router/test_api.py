@@ -287,3 +287,46 @@ def test_anything_else_is_an_api_error_and_nothing_worse(body: bytes) -> None:
     except ApiError:
         return
     assert isinstance(msgspec.json.decode(request.body({})), dict)
+
+
+OWN_LIMITS: list[tuple[str, object, str]] = [
+    ("temperature", 200, "is none that any engine takes, got 200"),
+    ("temperature", "1", "must be a number, got '1'"),
+    ("frequency_penalty", -101, "is none that any engine takes"),
+    ("max_tokens", 0, "must be a whole number from 1 on, got 0"),
+    ("max_tokens", 2**31, "is more than any engine takes"),
+    ("top_k", 2**31, "is more than any engine takes"),
+    ("top_logprobs", 1001, "is more than any engine takes"),
+    ("logprobs", 1001, "is more than any engine takes"),
+    ("logprobs", -1, "must be true, false or a whole number from 0 on"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "says"), OWN_LIMITS)
+def test_a_limit_that_is_an_engines_own_is_not_named_here(name: str, value: object, says: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse("completions", json.dumps({"prompt": "a", name: value}).encode())
+    assert caught.value.param == name
+    assert f"{name} {says}" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("messages", "param", "says"),
+    [
+        ([{"role": "x"}], "messages[0].content", "is missing or empty"),
+        ([{"role": "user", "content": ""}], "messages[0].content", "is missing or empty"),
+        (
+            [{"role": "user"}, {"role": "user", "content": []}],
+            "messages[0].content",
+            "no other message has any",
+        ),
+        ([{"role": "user", "content": "a"}, {"role": 1}], "messages[1].role", "must be a string"),
+        ([{"role": "user", "content": 1}], "messages[0].content", "must be a string or a list of parts"),
+        ([{"role": "user", "content": "a"}, 5], "messages[1]", "must be an object"),
+    ],
+)
+def test_the_message_at_fault_is_named_with_its_place(messages: object, param: str, says: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse("chat", json.dumps({"messages": messages}).encode())
+    assert caught.value.param == param
+    assert says in caught.value.message

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import httpx
@@ -220,6 +221,68 @@ async def test_a_head_without_end_is_431_and_the_end(protocol: type[asyncio.Prot
     async with served(echo, protocol) as client:
         await client.send(b"POST / HTTP/1.1\r\nx: " + b"y" * (MAX_HEAD_BYTES + 1))
         assert (await client.rest()).startswith(b"HTTP/1.1 431 ")
+
+
+async def test_a_long_head_that_came_at_once_is_431_to_whoever_reads_last(
+    protocol: type[asyncio.Protocol],
+) -> None:
+    async with served(echo, protocol) as client:
+        await client.send(b"POST / HTTP/1.1\r\nx: " + b"y" * (4 << 20))
+        assert (await client.rest()).startswith(b"HTTP/1.1 431 ")
+
+
+async def refuse_at_once(scope: Scope, receive: Receive, send: Send) -> None:
+    await answer(send, b"no", status=413, headers=[(b"content-length", b"2")])
+
+
+async def refuse_on_the_way(scope: Scope, receive: Receive, send: Send) -> None:
+    await receive()
+    await refuse_at_once(scope, receive, send)
+
+
+LARGE = b"x" * (9 << 20)
+LARGE_POSTS = {
+    "announced": b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n%%b\r\n" % len(LARGE) + LARGE,
+    "chunked": b"POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n%b\r\n"
+    + b"%x\r\n" % len(LARGE)
+    + LARGE
+    + b"\r\n0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("app", [refuse_at_once, refuse_on_the_way])
+@pytest.mark.parametrize("post", LARGE_POSTS.values(), ids=LARGE_POSTS)
+async def test_an_early_answer_reaches_whoever_sends_everything_first(
+    protocol: type[asyncio.Protocol], app: ASGIApp, post: bytes
+) -> None:
+    async with served(app, protocol) as client:
+        await client.send(post.replace(b"%b", b""))
+        assert (await client.until(b"\r\n\r\nno")).startswith(b"HTTP/1.1 413 ")
+        await client.send(post.replace(b"%b", b"connection: close\r\n"))
+        got = await client.rest()
+        assert got.startswith(b"HTTP/1.1 413 ")
+        assert got.endswith(b"\r\n\r\nno")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "sent"),
+    [({"most_dropped_bytes": 1 << 20}, LARGE), ({"dropped_within_s": 0.2}, b"x")],
+    ids=["bytes", "time"],
+)
+async def test_whoever_goes_on_sending_after_the_answer_is_cut_off(
+    protocol: type[asyncio.Protocol], bounds: dict[str, float], sent: bytes
+) -> None:
+    strict = (
+        partial(protocol, **bounds) if protocol is ServerConnection else type("Strict", (protocol,), bounds)
+    )
+    async with served(refuse_at_once, strict) as client:
+        await client.send(
+            b"POST / HTTP/1.1\r\nhost: h\r\nconnection: close\r\ncontent-length: 99999999\r\n\r\n"
+        )
+        await client.until(b"\r\n\r\nno")
+        with suppress(ConnectionError):
+            await client.send(sent)
+            assert await client.rest() == b""
 
 
 async def test_a_client_that_leaves_is_told_of_while_the_application_waits(

@@ -16,6 +16,7 @@ SHARED: Final = frozenset(
         "clock",
         "telemetry",
         "http_head",
+        "http_rest",
         "http_server",
         "beside",
         "bearer",

@@ -17,7 +17,7 @@ _COMMANDS: Final = {
     "status": "pdcore.cli.group.status:status",
     "scale": "pdcore.cli.group.changing:scale",
     "restart": "pdcore.cli.group.changing:restart",
-    "delete": "pdcore.cli.group.changing:delete",
+    "delete": "pdcore.cli.group.deleting:delete",
 }
 
 

@@ -10,24 +10,29 @@ from typing import Final
 
 import click
 
-from pdcore.cli.group.watching import check_name, followed, tell_if_nobody_runs, telling_conflicts, wait_until
+from pdcore.cli.group.watching import (
+    WAIT_S,
+    check_name,
+    followed,
+    tell_by_hand,
+    tell_if_nobody_runs,
+    telling_conflicts,
+    wait_until,
+)
 from pdcore.cli.terminal import FAILED, reading_store
 from pdcore.config import COMMON, CommonConfig, load, options
-from pdcore.errors import ConfigError, PdcoreError
+from pdcore.errors import ConfigError
 from pdcore.group.control import applying, changing
-from pdcore.group.control.changing import CANDIDATE_S, Restarting, manual_work
-from pdcore.group.control.generation import Generation
+from pdcore.group.control.changing import CANDIDATE_S, Restarting
 from pdcore.group.control.members import MemberRole
-from pdcore.group.control.plan import Plan, RestartKind
+from pdcore.group.control.plan import RestartKind
 from pdcore.group.control.seen import Seen
 from pdcore.group.control.state import is_ready
 from pdcore.registry.connect import open_store
-from pdcore.registry.follower import Follower
 from pdcore.registry.operator import operator
 from pdcore.registry.store import Store
 from pdcore.topology.keys import Keyspace
 
-WAIT_S: Final = 1800.0
 _COUNT: Final = click.IntRange(1, 512)
 
 
@@ -111,41 +116,6 @@ def restart(
             sys.exit(asyncio.run(_restart(config, group, asked, wait=not no_wait)))
 
 
-@click.command()
-@click.argument("group", metavar="GROUP")
-@options(COMMON)
-@click.option("--yes", is_flag=True, help="Do it. Without it nothing happens.")
-@click.option(
-    "--drain-limit-s", type=click.FloatRange(0, 86400), metavar="SECONDS", help="How long members may finish."
-)
-@click.option("--wait", is_flag=True, help=f"Return when it is gone (at most {WAIT_S:.0f} s).")
-def delete(group: str, yes: bool, drain_limit_s: float | None, wait: bool, **flags: str | None) -> None:
-    """End a group: its members finish what they hold and leave, then its spec and generations go."""
-    with telling_conflicts("pdcore group delete"):
-        if not yes:
-            raise ConfigError(f"this ends every member of {group} and forgets its spec; say --yes to do it")
-        config = load(CommonConfig, COMMON, flags, section="group")
-        check_name(group)
-        with reading_store(config.store):
-            asyncio.run(_delete(config, group, drain_limit_s, wait=wait))
-
-
-async def _delete(config: CommonConfig, group: str, drain_limit_s: float | None, *, wait: bool) -> None:
-    keyspace = Keyspace(cluster=config.cluster)
-    async with open_store(config.store_access) as store:
-        standing = await applying.delete(store, keyspace, group, drain_limit_s)
-        click.echo(f"group {group} ends; its members finish what they hold")
-        if standing.plan is not None:
-            running = standing.generations.get(standing.plan.active)
-            _tell_by_hand(running, group, standing.plan, "deleting it")
-        if wait:
-            async with Follower(store, keyspace) as follower:
-                try:
-                    await follower.wait_until(lambda seen: group not in seen.groups, WAIT_S)
-                except TimeoutError:
-                    raise PdcoreError(f"{group} is not gone after {WAIT_S:.0f} s") from None
-
-
 async def _scale(
     config: CommonConfig,
     group: str,
@@ -161,7 +131,7 @@ async def _scale(
         )
         counts = ", ".join(f"{role} {count}" for role, count in plan.replicas.items())
         click.echo(f"group {group} shall have {counts}")
-        _tell_by_hand(standing.generations.get(plan.active), group, plan, "scaling")
+        tell_by_hand(standing.generations.get(plan.active), group, plan, "scaling")
         if wait:
             async with followed(config, store, group) as follower:
                 tell_if_nobody_runs(follower)
@@ -180,7 +150,7 @@ async def _restart(config: CommonConfig, group: str, asked: Restarting, *, wait:
         standing, generation = await applying.restart(store, Keyspace(cluster=config.cluster), group, asked)
         click.echo(f"group {group} restarts ({asked.kind}) on generation {generation.number}")
         if standing.plan is not None:
-            _tell_by_hand(generation, group, standing.plan, "the restart")
+            tell_by_hand(generation, group, standing.plan, "the restart")
         return await _until_over(config, store, group, generation.number) if wait else 0
 
 
@@ -201,9 +171,3 @@ async def _until_over(config: CommonConfig, store: Store, group: str, number: in
         f"the restart of {group} to generation {number} is {last.result}{why}", err=last.result != "done"
     )
     return 0 if last.result == "done" else FAILED
-
-
-def _tell_by_hand(generation: Generation | None, group: str, plan: Plan, doing: str) -> None:
-    work = None if generation is None else manual_work(generation, group, plan, doing)
-    if work is not None:
-        click.echo(work)

@@ -10,7 +10,7 @@ import click
 
 from pdcore.cli.group.verdict import document, table_lines
 from pdcore.cli.terminal import MISCONFIGURED, columns, failing_in_one_line
-from pdcore.errors import ConfigError
+from pdcore.config.yaml_file import Unreadable
 from pdcore.group.finding import Finding, SpecRefused, refused, unreadable
 from pdcore.group.spec import VENDORS, read_spec
 from pdcore.group.validation.check import check as check_spec
@@ -48,6 +48,6 @@ def _judged(file: Path, vendors: tuple[str, ...]) -> tuple[str | None, tuple[Fin
         spec = read_spec(file)
     except SpecRefused as wrong:
         return None, wrong.findings
-    except ConfigError as wrong:
-        return None, tuple(unreadable(problem) for problem in wrong.problems)
+    except Unreadable as wrong:
+        return None, (unreadable(wrong),)
     return spec.name, check_spec(spec, vendors=vendors or None)

@@ -35,4 +35,5 @@ def table_lines(file: str, found: Sequence[Finding], width: int) -> Iterator[str
     against = len(refused(found))
     advice = len(found) - against
     advised = f", {advice} of advice" if advice else ""
-    yield f"{file}: {f'refused, {against} reasons' if against else 'accepted'}{advised}"
+    reasons = f"refused, {against} reason{'' if against == 1 else 's'}"
+    yield f"{file}: {reasons if against else 'accepted'}{advised}"

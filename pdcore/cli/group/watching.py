@@ -16,8 +16,10 @@ from pdcore.config import CommonConfig
 from pdcore.config.setting import name
 from pdcore.errors import ConfigError, PdcoreError, StoreUnavailable
 from pdcore.group.control.applying import UnknownGroup
-from pdcore.group.control.changing import Conflict
+from pdcore.group.control.changing import Conflict, manual_work
 from pdcore.group.control.following import GroupFollower
+from pdcore.group.control.generation import Generation
+from pdcore.group.control.plan import Plan
 from pdcore.group.control.seen import Seen
 from pdcore.registry.store import Store
 from pdcore.topology.keys import Keyspace
@@ -26,6 +28,8 @@ CONFLICT: Final = 9
 """Exit status of a command that met something under way, as HTTP has 409."""
 SYNC_S: Final = 10.0
 LOOK_S: Final = 0.5
+WAIT_S: Final = 1800.0
+"""How long a command waits for what it has begun."""
 
 
 @contextmanager
@@ -85,3 +89,10 @@ async def wait_until(
                 await follower.wait_news(LOOK_S)
     except TimeoutError:
         raise PdcoreError(f"{what} has not happened within {within_s:.0f} s") from None
+
+
+def tell_by_hand(generation: Generation | None, group: str, plan: Plan, doing: str) -> None:
+    """Say what only a person can do, where ``doing`` it needs that."""
+    work = None if generation is None else manual_work(generation, group, plan, doing)
+    if work is not None:
+        click.echo(work)

@@ -6,20 +6,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from pdcore.clock import Clock
 from pdcore.engine.transfer.engine import Linked, Lost, Revoked, Rung
 from pdcore.engine.transfer.library import MovesBytes
 from pdcore.engine.transfer.memory import Region
+from pdcore.engine.transfer.opening import Parts
 from pdcore.engine.transfer.tcp_receiver import TcpReceiver
 
 _GRACE_S: Final = 1.0
 """What the library adds to its timeout for the bytes of our largest call."""
 
 
-class LibraryReceiver:
+class LibraryReceiver(Parts):
     """See :class:`pdcore.engine.transfer.engine.Receiver`.
 
     Mutable state: ``_asked`` are the links on which writes were asked for, ``_fencing`` those that ended and the instant
@@ -36,25 +36,16 @@ class LibraryReceiver:
         self._asked: set[bytes] = set()
         self._fencing: deque[tuple[float, Lost]] = deque()
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            stack.callback(self._engine.close)
-            self._engine.open()
-            base = self._region.address
-            self._engine.register(base, self._region.nbytes)
-            about: dict[str, str | int] = {"session": self._engine.session, "base": base}
-            self._control = stack.enter_context(
-                TcpReceiver(
-                    self._region, name=self._name, secret=self._secret, clock=self._clock, about=about
-                )
-            )
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+    def enter(self, stack: ExitStack) -> None:
+        """The library, its memory, and the link that announces it."""
+        stack.callback(self._engine.close)
+        self._engine.open()
+        base = self._region.address
+        self._engine.register(base, self._region.nbytes)
+        about: dict[str, str | int] = {"session": self._engine.session, "base": base}
+        self._control = stack.enter_context(
+            TcpReceiver(self._region, name=self._name, secret=self._secret, clock=self._clock, about=about)
+        )
 
     def connect(self, endpoint: Mapping[str, object], token: bytes) -> None:
         """Announce the memory over a link of ours."""

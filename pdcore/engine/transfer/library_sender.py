@@ -6,13 +6,12 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from pdcore.clock import Clock
 from pdcore.engine.transfer.engine import Linked, Lost
 from pdcore.engine.transfer.library import MovesBytes
 from pdcore.engine.transfer.memory import address_of
+from pdcore.engine.transfer.opening import SenderOver
 from pdcore.engine.transfer.pages import PAGE_BYTES, pages_beside
 from pdcore.engine.transfer.plan import Buffer, WriteOps, check_bounds
 from pdcore.engine.transfer.tcp_sender import TcpSender
@@ -28,16 +27,18 @@ class _Target:
     nbytes: int
 
 
-class LibrarySender:
+class LibrarySender(SenderOver):
     """See :class:`pdcore.engine.transfer.engine.Sender`.
 
     Mutable state: ``_targets`` by token, changed by the loop's thread only; ``_pages`` (registered memory for records,
     free ones) and ``_doubtful`` (by token, pages that a write in doubt may still be read from), under ``_lock``.
+    Nothing is written inline, because the library waits for the peer.
     """
 
     def __init__(
         self, source: Buffer, *, name: str, control: TcpSender, engine: MovesBytes, clock: Clock
     ) -> None:
+        super().__init__(control)
         self._source = source
         self._name = name
         self._control = control
@@ -49,28 +50,13 @@ class LibrarySender:
         self._doubtful: dict[bytes, list[Buffer]] = {}
         self._memory = pages_beside(source)
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            stack.callback(self._engine.close)
-            self._engine.open()
-            self._base = address_of(self._source)
-            self._engine.register(self._base, self._source.nbytes)
-            stack.enter_context(self._control)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
-
-    def endpoint(self) -> dict[str, object]:
-        """Where decode ranks announce their memory."""
-        return self._control.endpoint()
-
-    def pollables(self) -> list[int]:
-        """Of the links."""
-        return self._control.pollables()
+    def enter(self, stack: ExitStack) -> None:
+        """The library, its memory, and the links."""
+        stack.callback(self._engine.close)
+        self._engine.open()
+        self._base = address_of(self._source)
+        self._engine.register(self._base, self._source.nbytes)
+        super().enter(stack)
 
     def drain(self) -> Sequence[Linked | Lost]:
         """Of the links. An announcement without an address for the library is no link."""
@@ -117,10 +103,6 @@ class LibrarySender:
             raise
         with self._lock:
             self._pages.append(page)
-
-    def inline_bytes(self, token: bytes) -> int:
-        """None: the library waits for the peer."""
-        return 0
 
     def ring(self, token: bytes, seq: int) -> bool:
         """Over our own link; what was written before has been confirmed."""

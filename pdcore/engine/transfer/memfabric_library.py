@@ -12,11 +12,11 @@ import importlib
 import importlib.metadata
 import re
 import socket
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
+from pdcore.engine.transfer.library import ByAddress, Opened
 from pdcore.errors import ConfigError
 
 PACKAGE: Final = "memfabric_hybrid"
@@ -29,20 +29,12 @@ OWN_STORES_SINCE: Final = (1, 2)
 Side = Literal["Prefill", "Decode"]
 
 
-class Library(Protocol):
-    """``memfabric_hybrid.TransferEngine`` as far as it is used. Addresses are those of this process, or the peer's."""
+class Library(ByAddress, Protocol):
+    """``memfabric_hybrid.TransferEngine`` as far as it is used."""
 
     def initialize(self, store_url: str, session: str, role: str, device: int, operation: Any, /) -> int: ...
 
     def get_rpc_port(self) -> int | str: ...
-
-    def register_memory(self, address: int, nbytes: int, /) -> int: ...
-
-    def unregister_memory(self, address: int, /) -> int: ...
-
-    def batch_transfer_sync_write(
-        self, session: str, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int], /
-    ) -> int: ...
 
     def unInitialize(self) -> object: ...
 
@@ -93,22 +85,20 @@ def parse_version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text.split("+")[0])[:3])
 
 
-class Engine:
+class Engine(Opened[Library]):
     """See :class:`pdcore.engine.transfer.library.MovesBytes`. ``side`` is what this rank is to the library.
 
-    Mutable: ``_registered`` (addresses), ``_library`` and ``_session`` (None until open).
+    Mutable: ``_session`` (None until open).
     """
 
     def __init__(
         self, side: Side, terms: Terms, load: Callable[[], Package] = load, timeout_s: float = TIMEOUT_S
     ) -> None:
+        super().__init__("memfabric")
         self.timeout_s = timeout_s
         self._side = side
         self._terms = terms
         self._load = load
-        self._registered: list[int] = []
-        self._lock = threading.Lock()
-        self._library: Library | None = None
         self._session: str | None = None
 
     def open(self) -> None:
@@ -125,14 +115,13 @@ class Engine:
                 f"memfabric cannot start with protocol {terms.protocol} on device {terms.device} (session {session}, "
                 f"store {store}): it answered {status}{': ' + said if said else ''}; `pdcore doctor ascend` looks for why"
             )
-        self._library, self._session = library, session
+        self.adopted(library)
+        self._session = session
 
     def close(self) -> None:
         """Forget all memory and end."""
-        library, self._library = self._library, None
+        library = self.given_up()
         if library is not None:
-            for address in self._registered:
-                library.unregister_memory(address)
             library.unInitialize()
 
     @property
@@ -141,24 +130,6 @@ class Engine:
         if self._session is None:
             raise RuntimeError("the engine is not open")
         return self._session
-
-    def register(self, address: int, nbytes: int) -> None:
-        """Let the library read and write there; ``ConfigError`` when it will not."""
-        status = self._opened.register_memory(address, nbytes)
-        if status != 0:
-            raise ConfigError(f"memfabric cannot register {nbytes} bytes of memory: it answered {status}")
-        with self._lock:
-            self._registered.append(address)
-
-    def write(self, session: str, sources: list[int], targets: list[int], lengths: list[int]) -> bool:
-        """Copy every row and wait; False when the library reports a failure, after which bytes may still land."""
-        return self._opened.batch_transfer_sync_write(session, sources, targets, lengths) == 0
-
-    @property
-    def _opened(self) -> Library:
-        if self._library is None:
-            raise RuntimeError("the engine is not open")
-        return self._library
 
 
 def _names(package: Package, library: Library, terms: Terms) -> tuple[str, str]:

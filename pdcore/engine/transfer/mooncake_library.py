@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import importlib
 import os
-import threading
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
+from pdcore.engine.transfer.library import ByAddress, Opened
 from pdcore.errors import ConfigError
 
 PROTOCOLS: Final = ("tcp", "rdma", "ascend")
@@ -18,20 +18,12 @@ SHORTEST_TIMEOUT_S: Final = 5
 _EXTRA: Final = {"tcp": "mooncake", "rdma": "mooncake", "ascend": "ascend"}
 
 
-class Library(Protocol):
-    """``mooncake.engine.TransferEngine`` as far as it is used. Addresses are those of this process, or the peer's."""
+class Library(ByAddress, Protocol):
+    """``mooncake.engine.TransferEngine`` as far as it is used."""
 
     def initialize(self, host: str, metadata: str, protocol: str, device: str) -> int: ...
 
     def get_rpc_port(self) -> int: ...
-
-    def register_memory(self, address: int, nbytes: int) -> int: ...
-
-    def unregister_memory(self, address: int) -> int: ...
-
-    def batch_transfer_sync_write(
-        self, session: str, sources: list[int], targets: list[int], lengths: list[int]
-    ) -> int: ...
 
 
 def load(protocol: str, timeout_s: int) -> Library:
@@ -55,24 +47,23 @@ def load(protocol: str, timeout_s: int) -> Library:
     return cast(Library, module.TransferEngine())
 
 
-class Engine:
-    """An initialized library, by ``with``, and what is registered with it."""
+class Engine(Opened[Library]):
+    """See :class:`pdcore.engine.transfer.library.MovesBytes`."""
 
     def __init__(
         self, host: str, protocol: str, device: str, timeout_s: int, load: Callable[[str, int], Library]
     ) -> None:
+        super().__init__("mooncake")
         self._where = (host, protocol, device)
         self._load = load
         self._timeout_s = timeout_s
-        self._registered: list[int] = []
-        self._lock = threading.Lock()
-        self._library: Library | None = None
 
     def open(self) -> None:
         """Load and initialize; ``ConfigError`` when that fails."""
         host, protocol, device = self._where
-        self._library = self._load(protocol, self._timeout_s)
-        status = self._library.initialize(host, "P2PHANDSHAKE", protocol, device)
+        library = self._load(protocol, self._timeout_s)
+        self.adopted(library)
+        status = library.initialize(host, "P2PHANDSHAKE", protocol, device)
         if status != 0:
             raise ConfigError(
                 f"mooncake cannot start with protocol {protocol} on {host}: it answered {status}"
@@ -80,10 +71,7 @@ class Engine:
 
     def close(self) -> None:
         """Forget all memory; the library ends with its last reference."""
-        library, self._library = self._library, None
-        if library is not None:
-            for address in self._registered:
-                library.unregister_memory(address)
+        self.given_up()
 
     @property
     def timeout_s(self) -> float:
@@ -93,25 +81,7 @@ class Engine:
     @property
     def session(self) -> str:
         """How peers call us; known only now."""
-        return f"{self._where[0]}:{self._opened.get_rpc_port()}"
-
-    def register(self, address: int, nbytes: int) -> None:
-        """Let the library read and write there; ``ConfigError`` when it will not."""
-        status = self._opened.register_memory(address, nbytes)
-        if status != 0:
-            raise ConfigError(f"mooncake cannot register {nbytes} bytes of memory: it answered {status}")
-        with self._lock:
-            self._registered.append(address)
-
-    def write(self, session: str, sources: list[int], targets: list[int], lengths: list[int]) -> bool:
-        """Copy every row and wait; False when the library reports a failure, after which bytes may still land."""
-        return self._opened.batch_transfer_sync_write(session, sources, targets, lengths) == 0
-
-    @property
-    def _opened(self) -> Library:
-        if self._library is None:
-            raise RuntimeError("the engine is not open")
-        return self._library
+        return f"{self._where[0]}:{self.opened.get_rpc_port()}"
 
 
 def _why(protocol: str, error: ImportError) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from pdcore.engine.transfer.choose import choose, engine_names, offers_document, read_offers, under_boot
@@ -26,6 +25,7 @@ from pdcore.engine.transfer.memfabric import MemfabricEngine
 from pdcore.engine.transfer.memfabric_library import Terms
 from pdcore.engine.transfer.memory import Region
 from pdcore.engine.transfer.mooncake import MooncakeEngine
+from pdcore.engine.transfer.opening import Parts
 from pdcore.engine.transfer.plan import Buffer, WriteOps
 from pdcore.engine.transfer.shm import ShmEngine
 from pdcore.engine.transfer.shm_link import boot_id
@@ -88,24 +88,17 @@ class OfferedEngines:
         return OfferedSender({engine.name: engine.sender(source, runtime_dir) for engine in self._engines})
 
 
-class OfferedReceiver:
+class OfferedReceiver(Parts):
     """See :class:`pdcore.engine.transfer.engine.Receiver`. ``_links`` says whose each token is."""
 
     def __init__(self, receivers: Mapping[str, Receiver]) -> None:
         self._receivers = dict(receivers)
         self._links: dict[bytes, Receiver] = {}
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            for receiver in self._receivers.values():
-                stack.enter_context(receiver)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+    def enter(self, stack: ExitStack) -> None:
+        """All of them."""
+        for receiver in self._receivers.values():
+            stack.enter_context(receiver)
 
     def connect(self, endpoint: Mapping[str, object], token: bytes) -> None:
         """By the best engine that both have. One that cannot get there, say from another container, leaves it to the
@@ -152,24 +145,17 @@ class OfferedReceiver:
         return [fd for receiver in self._receivers.values() for fd in receiver.pollables()]
 
 
-class OfferedSender:
+class OfferedSender(Parts):
     """See :class:`pdcore.engine.transfer.engine.Sender`. ``_links`` says whose each token is."""
 
     def __init__(self, senders: Mapping[str, Sender]) -> None:
         self._senders = dict(senders)
         self._links: dict[bytes, Sender] = {}
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            for sender in self._senders.values():
-                stack.enter_context(sender)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+    def enter(self, stack: ExitStack) -> None:
+        """All of them."""
+        for sender in self._senders.values():
+            stack.enter_context(sender)
 
     def endpoint(self) -> dict[str, object]:
         """One document per engine."""

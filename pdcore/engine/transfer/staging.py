@@ -12,12 +12,9 @@ proof that nothing of the hand-off lands any more and the event that lets the bl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import torch
@@ -25,8 +22,9 @@ from torch import Tensor
 
 from pdcore.engine.kv.blocks import BlockLists
 from pdcore.engine.transfer.device_memory import bound
-from pdcore.engine.transfer.engine import EngineCaps, Linked, Lost, Receiver, Sender, TransferEngine
+from pdcore.engine.transfer.engine import EngineCaps, Receiver, Sender, TransferEngine
 from pdcore.engine.transfer.memory import Region, free_on_host, private
+from pdcore.engine.transfer.opening import SenderOver
 from pdcore.engine.transfer.plan import Buffer, RegionShape, WriteOps
 from pdcore.errors import ConfigError
 
@@ -126,56 +124,20 @@ class StagedEngine:
         )
 
 
-class StagedSender:
-    """See :class:`pdcore.engine.transfer.engine.Sender`. Threads that write the same block copy the same bytes."""
+class StagedSender(SenderOver):
+    """See :class:`pdcore.engine.transfer.engine.Sender`. Threads that write the same block copy the same bytes.
+
+    It writes nothing inline: a copy waits for what the device computes.
+    """
 
     def __init__(self, inner: Sender, pool: Tensor, mirror: Tensor, blocks: Blocks) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._pool = pool
         self._mirror = mirror
         self._blocks = blocks
-
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            stack.enter_context(self._inner)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
-
-    def endpoint(self) -> dict[str, object]:
-        """See the seam."""
-        return self._inner.endpoint()
-
-    def drain(self) -> Sequence[Linked | Lost]:
-        """See the seam."""
-        return self._inner.drain()
-
-    def pollables(self) -> list[int]:
-        """See the seam."""
-        return self._inner.pollables()
 
     def write(self, token: bytes, ops: WriteOps, seq: int) -> None:
         """From the device into the mirror, then as ``inner`` does."""
         with bound(self._pool.device):
             copy(self._mirror, self._pool, self._blocks.read_by(ops))
-        self._inner.write(token, ops, seq)
-
-    def write_bytes(self, token: bytes, offset: int, data: bytes, seq: int) -> None:
-        """See the seam."""
-        self._inner.write_bytes(token, offset, data, seq)
-
-    def inline_bytes(self, token: bytes) -> int:
-        """None: a copy waits for what the device computes."""
-        return 0
-
-    def ring(self, token: bytes, seq: int) -> bool:
-        """See the seam."""
-        return self._inner.ring(token, seq)
-
-    def release(self, token: bytes) -> None:
-        """See the seam."""
-        self._inner.release(token)
+        super().write(token, ops, seq)

@@ -46,7 +46,8 @@ class Degradation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupState:
-    """``sentence`` says what it waits for, or that it serves. ``stale``: a saved spec waits for a restart."""
+    """``sentence`` says what it waits for, or that it serves. ``stale``: a saved spec waits for a restart, which is none
+    that is under way."""
 
     name: StateName
     sentence: str
@@ -61,7 +62,8 @@ class GroupState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a state is judged by. ``newest`` is what the saved spec would be if it were frozen now."""
+    """What a state is judged by. ``newest`` is what the saved spec would be if it were frozen now, ``coming`` what a
+    restart under way leads to. ``kept``: whoever asks starts members himself."""
 
     group: str
     plan: Plan
@@ -70,15 +72,16 @@ class Facts:
     slots: Mapping[Member, Slot]
     topology: Topology
     package: str
+    coming: Generation | None = None
+    kept: bool = False
 
 
 def state_of(facts: Facts) -> GroupState:
     """The state, with everything a person is told beside it."""
     counts = {role: _count(facts, role) for role in ROLES}
     name = _name(counts, needs_all=facts.running is not None and facts.running.readiness == "all")
-    stale = (
-        facts.newest is not None and facts.running is not None and facts.newest.digest != facts.running.digest
-    )
+    ahead = facts.coming or facts.running
+    stale = facts.newest is not None and ahead is not None and facts.newest.digest != ahead.digest
     return GroupState(
         name=name,
         sentence=_sentence(facts, counts, name),
@@ -129,7 +132,8 @@ def _name(counts: Mapping[MemberRole, RoleCount], *, needs_all: bool) -> StateNa
 
 def _sentence(facts: Facts, counts: Mapping[MemberRole, RoleCount], name: StateName) -> str:
     if facts.plan.ending:
-        return f"is being deleted; {len(facts.plan.known)} members have still to leave"
+        left = len(facts.plan.known)
+        return f"is being deleted; {left} {'member has' if left == 1 else 'members have'} still to leave"
     if facts.plan.restart is not None and name != "running":
         return f"{_restart_sentence(facts)}; {_waits_for(facts, counts)}"
     if name == "running":
@@ -148,7 +152,7 @@ def _waits_for(facts: Facts, counts: Mapping[MemberRole, RoleCount]) -> str:
         for role, one in counts.items()
         if one.desired and one.ready < (one.desired if needs_all else 1)
     ]
-    if not facts.slots and not any(one.ready for one in counts.values()):
+    if not facts.kept and not facts.slots and not any(one.ready for one in counts.values()):
         return f"waits for somebody to start its members: pdcore up, for {', '.join(missing) or 'none'}"
     failures = list(_failures(facts))
     return f"waits for {', '.join(missing) or 'nothing'}" + (

@@ -43,8 +43,10 @@ class Status:
     load: Mapping[str, int]
 
 
-def facts_of(seen: Seen, package: str) -> Facts:
-    """What the state of ``seen`` is judged by."""
+def facts_of(seen: Seen, package: str, *, kept: bool = False) -> Facts:
+    """What the state of ``seen`` is judged by; ``kept`` where whoever asks starts members himself."""
+    restart = seen.plan.restart
+    leads_to = None if restart is None or restart.phase == "rolling_back" else restart.to
     found = seen.topology.groups.get(seen.group)
     saved = None if found is None else saved_spec(found.spec)
     return Facts(
@@ -55,12 +57,14 @@ def facts_of(seen: Seen, package: str) -> Facts:
         slots=seen.slots,
         topology=seen.topology,
         package=package,
+        coming=None if leads_to is None else seen.generations.get(leads_to),
+        kept=kept,
     )
 
 
-def status_of(seen: Seen, package: str, load: Mapping[str, int]) -> Status:
-    """The whole status."""
-    return Status(seen=seen, state=state_of(facts_of(seen, package)), load=load)
+def status_of(seen: Seen, package: str, load: Mapping[str, int], *, kept: bool = False) -> Status:
+    """The whole status; ``kept`` as :func:`facts_of` has it."""
+    return Status(seen=seen, state=state_of(facts_of(seen, package, kept=kept)), load=load)
 
 
 def document(status: Status) -> dict[str, Json]:
@@ -96,8 +100,19 @@ def endpoints(group: str, plan: Plan, topology: Topology) -> Iterator[str]:
 def headline(status: Status) -> str:
     """The state in one line."""
     state, plan = status.state, status.seen.plan
-    stale = "; the saved spec is newer than what runs: pdcore group restart applies it" if state.stale else ""
-    return f"{status.seen.group}: {state.title}, generation {plan.active}: {state.sentence}{stale}"
+    return (
+        f"{status.seen.group}: {state.title}, generation {plan.active}: {state.sentence}{_stale(state, plan)}"
+    )
+
+
+def _stale(state: GroupState, plan: Plan) -> str:
+    """That something saved waits, and for what; a restart is no advice where none can begin."""
+    if not state.stale or plan.ending:
+        return ""
+    applies = "pdcore group restart applies it"
+    if plan.restart is None:
+        return f"; the saved spec is newer than what runs: {applies}"
+    return f"; the saved spec is newer than what this leads to: {applies} once this is over"
 
 
 def table(status: Status) -> Table:

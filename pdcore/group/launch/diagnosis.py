@@ -56,7 +56,7 @@ CAUSES: Final = (
     ),
     _cause(
         "not_in_image",
-        r"command not found|FileNotFoundError|no such file or directory: '?(vllm|python3?|sglang)",
+        r"command not found|cannot be executed|FileNotFoundError|no such file or directory: '?(vllm|python3?|sglang)",
         "the command is not installed",
     ),
     _cause(

@@ -159,7 +159,7 @@ async def _tell_states(follower: GroupFollower, log: PrefixedLog, access: StoreA
         changed.clear()
         seen = follower.seen()
         if seen is not None:
-            shown = status.status_of(seen, __version__, {})
+            shown = status.status_of(seen, __version__, {}, kept=True)
             line = status.headline(shown)
             if line != said:
                 said = line

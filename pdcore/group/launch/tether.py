@@ -13,15 +13,23 @@ import sys
 from typing import Final
 
 PR_SET_PDEATHSIG: Final = 1
+MISCONFIGURED: Final = 2
+"""As every program of ours ends that was given what cannot work."""
 
 
 def main(parent: int, argv: list[str]) -> None:
-    """Never returns: the process becomes ``argv``, or exits because ``parent`` is gone already."""
+    """Never returns: the process becomes ``argv``, or exits: ``parent`` is gone already, or there is no such program."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
         sys.exit(1)
-    os.execvp(argv[0], argv)
+    try:
+        os.execvp(argv[0], argv)
+    except FileNotFoundError:
+        print(f"{argv[0]}: command not found", file=sys.stderr)
+    except OSError as wrong:
+        print(f"{argv[0]}: cannot be executed: {wrong.strerror}", file=sys.stderr)
+    sys.exit(MISCONFIGURED)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ def supervise(config: UpConfig, out: TextIO, body: Body, *, on_signal: int = 0) 
     """
     plan = plan_of(config)
     _check_login(config)
+    if not config.model.is_dir():
+        raise ConfigError(f"--model / PDCORE_MODEL: {config.model} is no directory")
     # What the supervisor's own follower meets is said in the log's words; only what is broken may speak for itself.
     telemetry.configure(config.log_format, "error", role="supervisor")
     log = PrefixedLog(out, (embedded_etcd.NAME, *plan.instance_ids, ROUTER_NAME))

@@ -15,12 +15,14 @@ from pdcore.group.validation import (
     advice,
     caches,
     environment,
+    launching,
     native,
     pairing,
     parallel,
     routers,
     structure,
 )
+from pdcore.group.validation.replaced import explained
 from pdcore.group.validation.subject import Subject, path_of
 
 _RULES: Final = (
@@ -31,6 +33,7 @@ _RULES: Final = (
     pairing.findings,
     parallel.findings,
     environment.findings,
+    launching.findings,
     advice.findings,
 )
 
@@ -47,7 +50,7 @@ def check(spec: GroupSpec, *, vendors: Collection[str] | None = None) -> tuple[F
 def examine(subject: Subject) -> Iterator[Finding]:
     """The same for a subject whose model is already known."""
     for rule in _RULES:
-        yield from rule(subject)
+        yield from (explained(subject, finding) for finding in rule(subject))
     yield from _connectors(subject)
 
 

@@ -17,10 +17,19 @@ from pdcore.group.validation.subject import Subject, path_of
 from pdcore.topology.compat import check_pair
 from pdcore.topology.records import Compat, InstanceRecord, Json
 
+_ALONE: Final = ("nnodes", "node_rank", "leader", "advertise_ip", "kv_ifname")
+"""A member is on one machine, at the address that its launcher gives it; what would say otherwise."""
 OWNED: Final = frozenset(
     {
         *("role", "instance_id", "store", "cluster", "model", "model_name", "host", "port", "bootstrap_port"),
         *("take_over", "config", "group", "generation"),
+        *(
+            "nnodes",
+            "node_rank",
+            "leader",
+            "advertise_ip",
+            "kv_ifname",
+        ),  # a member is on one machine, at one address
     }
 )
 """Settings of an engine that follow from the group and its launcher."""
@@ -53,6 +62,7 @@ def findings(subject: Subject) -> Iterator[Finding]:
     wrong = [finding for role in subject.engines for finding in _flags(role)]
     yield from wrong
     yield from _too_long(subject)
+    yield from _uneven(subject)
     if subject.pair is not None:
         yield from _pair(subject, *subject.pair)
 
@@ -80,6 +90,19 @@ def _value(role: EffectiveRole, name: str) -> Any:
 
 def _flags(role: EffectiveRole) -> Iterator[Finding]:
     """What the engine would refuse at its start."""
+    yield from taken.refused_variables(
+        "engine", role.env or {}, ENGINE, path=path_of(role, "env"), role=role.name
+    )
+    for variable in (
+        one for name in _ALONE for one in _SETTINGS[name].variables if (role.env or {}).get(one)
+    ):
+        yield Finding(
+            code="engine_flag_owned",
+            path=f"{path_of(role, 'env')}.{variable}",
+            message=f"{variable} is settled for every member",
+            remedy="remove it",
+            values={"role": role.name, "variable": variable},
+        )
     place = path_of(role, "backend_parameters")
     for flag in dict.fromkeys(role.flags.flags):
         setting = _BY_FLAG.get(flag.name)
@@ -115,6 +138,22 @@ def _too_long(subject: Subject) -> Iterator[Finding]:
             )
 
 
+def _uneven(subject: Subject) -> Iterator[Finding]:
+    """What the ranks of one member cannot share; KV heads are judged with the pair."""
+    for role in subject.engines:
+        tp = settings_of(role)["tp"]
+        shared = {} if subject.model is None else subject.model.shared_evenly
+        for name, count in shared.items():
+            if count % tp:
+                yield Finding(
+                    code="tp_does_not_divide",
+                    path=_place("tp_size", role, role),
+                    message=f"{role.name} has {tp} ranks, of which {name} {count} of the model is no multiple",
+                    remedy=f"write a --tp that divides {' and '.join(map(str, shared.values()))}",
+                    values={"role": role.name, "tp": tp, name: count},
+                )
+
+
 def _pair(subject: Subject, prefill: EffectiveRole, decode: EffectiveRole) -> Iterator[Finding]:
     said = [settings_of(role)["max_model_len"] for role in (prefill, decode)]
     known = None if subject.model is None else subject.model.positions
@@ -126,17 +165,39 @@ def _pair(subject: Subject, prefill: EffectiveRole, decode: EffectiveRole) -> It
         field, _, sentence = reason.partition(": ")
         yield Finding(
             code=_CODES.get(field, f"pairing_{field}"),
-            path=_place(field, prefill, decode),
+            path=_blamed(field, sentence, prefill, decode),
             message=f"{field}: {sentence}",
-            remedy=f"give both the same --{_FLAG_OF[field].replace('_', '-')}, or sizes that divide each other"
-            if field in ("tp_size", "cp_size")
-            else f"give both the same --{_FLAG_OF.get(field, field).replace('_', '-')}",
+            remedy=_remedy(field, sentence, subject.model),
             values={
                 "factor": field,
                 "prefill": _shown(records[0], field),
                 "decode": _shown(records[1], field),
             },
         )
+
+
+def _remedy(field: str, sentence: str, model: ModelConfig | None) -> str:
+    """What to do about ``field``, of which ``sentence`` says what is wrong."""
+    flag = f"--{_FLAG_OF.get(field, field).replace('_', '-')}"
+    heads = None if model is None else model.kv_heads
+    if field == "cp_size":
+        return f"remove {flag} from decode; only prefill can split prompts"
+    if field == "tp_size" and "KV heads" in sentence and heads:
+        fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
+        return f"write {flag} as one of {fitting}, or as a multiple of {heads}"
+    if field == "tp_size":
+        return f"give both the same {flag}, or sizes of which one divides the other"
+    return f"give both the same {flag}"
+
+
+def _blamed(field: str, sentence: str, prefill: EffectiveRole, decode: EffectiveRole) -> str:
+    """Where what is wrong was written: on the one side that ``sentence`` is about, if it is about one."""
+    if field == "cp_size":
+        return _place(field, decode, decode)
+    if "KV heads" in sentence:
+        alone = prefill if sentence.startswith("prefill") else decode
+        return _place(field, alone, alone)
+    return _place(field, prefill, decode)
 
 
 def _place(field: str, prefill: EffectiveRole, decode: EffectiveRole) -> str:

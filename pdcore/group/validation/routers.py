@@ -11,7 +11,7 @@ from pdcore.group.finding import Finding
 from pdcore.group.flags import Flag, Flags
 from pdcore.group.modes.mode import CUSTOM, RouterRecipe
 from pdcore.group.validation import taken
-from pdcore.group.validation.subject import Subject
+from pdcore.group.validation.subject import Subject, path_of
 
 _PEERS: Final = frozenset({"prefill", "decode", "unified", "prefill-addrs", "decode-addrs", "unified-addrs"})
 _ADDRESSES: Final = frozenset(
@@ -28,6 +28,9 @@ def findings(subject: Subject) -> Iterator[Finding]:
     if subject.mode.name == CUSTOM:
         yield from _custom(subject, router)
     if router.run_command is None or router.protocol is not None:
+        yield from taken.refused_variables(
+            "router", router.env or {}, ROUTER, path=path_of(router, "env"), role=router.name
+        )
         yield from _flags(router, subject.router)
 
 

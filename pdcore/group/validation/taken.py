@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pdcore.config.setting import Setting
@@ -40,3 +40,24 @@ def refused(
             remedy=f"write a value that the {program} takes",
             values={**about, "flag": f"--{flag.name}", "given": flag.value},
         )
+
+
+def refused_variables(
+    program: Program, env: Mapping[str, str], settings: Sequence[Setting], *, path: str, role: str
+) -> Iterator[Finding]:
+    """What ``program`` would not take of the variables that it reads; an empty one is as good as none."""
+    by_variable = {variable: setting for setting in settings for variable in setting.variables}
+    for variable, value in env.items():
+        setting = by_variable.get(variable)
+        if setting is None or not value:
+            continue
+        try:
+            setting.parse(value)
+        except ValueError as wrong:
+            yield Finding(
+                code="variable_refused",
+                path=f"{path}.{variable}",
+                message="the value cannot be used" if setting.secret else str(wrong),
+                remedy=f"write a value that the {program} takes",
+                values={"role": role, "variable": variable, "given": None if setting.secret else value},
+            )

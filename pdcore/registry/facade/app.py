@@ -76,7 +76,7 @@ async def _body(request: Request) -> bytes:
             async for part in request.stream():
                 body += part
                 if len(body) > MAX_BODY_BYTES:
-                    raise HTTPException(413, f"the body is longer than {MAX_BODY_BYTES} bytes")
+                    raise HTTPException(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
     except TimeoutError:
         raise HTTPException(408, f"the body did not come within {BODY_S:g} s") from None
     except ClientDisconnect:

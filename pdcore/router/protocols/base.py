@@ -13,6 +13,7 @@ from pdcore.router.exchange import Leg
 from pdcore.router.models import ANY_MODEL
 from pdcore.router.pick import InstanceKey, Pick
 from pdcore.router.upstream import Post
+from pdcore.router.want import key_of as key_of
 from pdcore.topology.instance import Instance
 
 KV_MARK: Final = "x-pdcore-kv"
@@ -82,11 +83,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     legs: tuple[LegPlan, ...]
     room: int
     second: SecondLeg | None = None
-
-
-def key_of(instance: Instance) -> InstanceKey:
-    """The incarnation that what is learned of ``instance`` holds for."""
-    return instance.instance_id, instance.incarnation
 
 
 class Question(Struct, frozen=True, kw_only=True):

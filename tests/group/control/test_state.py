@@ -11,8 +11,9 @@ from pdcore.group.control.members import Member
 from pdcore.group.control.plan import LastRestart, Plan, Restart
 from pdcore.group.control.slots import Slot, SlotWord
 from pdcore.group.control.state import Facts, GroupState, StateName, state_of
+from pdcore.group.spec import GroupSpec
 from pdcore.topology import keys
-from pdcore.topology.records import OrderRecord, Record, RouterRecord
+from pdcore.topology.records import DocumentRecord, OrderRecord, Record, RouterRecord
 from pdcore.topology.topology import Topology
 from tests.group.control.world import GROUP, PACKAGE, URL, spec
 from tests.support.fleet import complete, instance_record, topology_of
@@ -34,9 +35,16 @@ HELD = Slot(word=SlotWord(supervisor="a", phase="running"), mod_revision=1)
 FAILED = Slot(word=SlotWord(supervisor="a", phase="waiting", failed=True, why="no memory"), mod_revision=1)
 
 
-def topology(*ready: Member, starting: tuple[Member, ...] = (), drained: tuple[Member, ...] = ()) -> Topology:
+def topology(
+    *ready: Member,
+    starting: tuple[Member, ...] = (),
+    drained: tuple[Member, ...] = (),
+    saved: GroupSpec | None = None,
+) -> Topology:
     """Of these members; ``starting`` are registered and do not serve yet, ``drained`` are under an order."""
     parts: list[dict[str, Record]] = []
+    if saved is not None:
+        parts.append({keys.spec(GROUP): DocumentRecord(document=saved.document)})
     for one in (*ready, *starting, *drained):
         name = one.name_in(GROUP)
         if one.role == "router":

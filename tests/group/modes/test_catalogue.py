@@ -43,7 +43,7 @@ pytestmark = pytest.mark.unit
             False,
             ">=0.27.1",
             "dynamic",
-            "two_hop",
+            "same_dispatch",
             "data",
             "mooncake",
             "prefill",

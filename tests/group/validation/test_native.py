@@ -28,9 +28,10 @@ pytestmark = pytest.mark.unit
         (["--block-size=16"], [], LLAMA, []),
         (["--tp=4"], ["--tp=2"], LLAMA, []),
         (["--tp=2"], ["--tp=4"], LLAMA, []),
-        (["--tp=8"], ["--tp=3"], LLAMA, ["pairing_tp", "pairing_tp"]),
-        (["--tp=8"], ["--tp=3"], MLA, ["pairing_tp"]),
-        (["--tp=3"], ["--tp=3"], LLAMA, ["pairing_tp", "pairing_tp"]),
+        (["--tp=8"], ["--tp=3"], LLAMA, ["tp_does_not_divide", "pairing_tp", "pairing_tp"]),
+        (["--tp=8"], ["--tp=3"], MLA, ["tp_does_not_divide", "pairing_tp"]),
+        (["--tp=3"], ["--tp=3"], LLAMA, [*["tp_does_not_divide"] * 2, *["pairing_tp"] * 2]),
+        (["--tp=64"], ["--tp=64"], LLAMA, ["tp_does_not_divide"] * 2),
         (["--cp=2"], [], LLAMA, []),
         ([], ["--cp=2"], LLAMA, ["pairing_cp"]),
         (["--transfer-engine=shm"], ["--transfer-engine=tcp"], LLAMA, ["pairing_transfer_engine"]),
@@ -73,6 +74,8 @@ def test_a_variable_counts_where_no_flag_says_otherwise() -> None:
         (["--tp=2000"], "engine_flag_refused"),
         (["--port=80"], "engine_flag_owned"),
         (["--instance-id", "x"], "engine_flag_owned"),
+        (["--nnodes=2"], "engine_flag_owned"),
+        (["--kv-transfer-ifname=lo"], "engine_flag_owned"),
         (["--max-model-len=131073"], "context_too_long"),
     ],
 )
@@ -89,5 +92,52 @@ def test_a_size_that_people_write_is_one_that_the_engine_reads() -> None:
     ]
 
 
+def test_a_variable_cannot_spread_a_member_over_machines() -> None:
+    found = judge(group("pdcore", prefill={"env": {"PDCORE_NNODES": "2", "PDCORE_LEADER": ""}}), model=LLAMA)
+    told = [(one.code, one.path) for one in found if one.severity == "refused"]
+    assert told == [("engine_flag_owned", "roles.prefill.env.PDCORE_NNODES")]
+
+
 def test_the_settings_that_launchers_own_are_settings() -> None:
     assert OWNED - {"config"} <= {setting.name for setting in ENGINE}
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "code", "path", "remedy"),
+    [
+        (
+            [],
+            ["--cp=2"],
+            "pairing_cp",
+            "roles.decode.backend_parameters",
+            "remove --cp from decode; only prefill can split prompts",
+        ),
+        (
+            ["--tp=5"],
+            [],
+            "pairing_tp",
+            "roles.prefill.backend_parameters",
+            "write --tp as one of 1, 2, 4, 8, or as a multiple of 8",
+        ),
+        (
+            ["--tp=4"],
+            ["--tp=6"],
+            "pairing_tp",
+            "roles.decode.backend_parameters",
+            "give both the same --tp, or sizes of which one divides the other",
+        ),
+        (
+            ["--tp=64"],
+            [],
+            "tp_does_not_divide",
+            "roles.prefill.backend_parameters",
+            "write a --tp that divides 32 and 14336",
+        ),
+    ],
+)
+def test_a_remedy_is_one_that_helps(
+    prefill: list[str], decode: list[str], code: str, path: str, remedy: str
+) -> None:
+    model = {**LLAMA, "intermediate_size": 14336}
+    found = [one for one in judge(pair("pdcore", prefill, decode), model=model) if one.code == code]
+    assert (path, remedy) in [(one.path, one.remedy) for one in found]

@@ -70,10 +70,8 @@ def test_cards_stand_for_a_size_that_is_not_written() -> None:
 def test_data_parallel_ranks_on_ascend_need_experts(
     mode: str, model: Any, dp: int, expected: list[str]
 ) -> None:
-    assert (
-        codes(group(mode, prefill={"backend_parameters": [f"--data-parallel-size={dp}"]}), model=model)
-        == expected
-    )
+    flags = ["--tensor-parallel-size=1", f"--data-parallel-size={dp}"]
+    assert codes(pair(mode, flags, ["--tensor-parallel-size=1"]), model=model) == expected
 
 
 @pytest.mark.parametrize(
