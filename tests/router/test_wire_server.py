@@ -270,7 +270,7 @@ async def test_an_early_answer_reaches_whoever_sends_everything_first(
     ids=["bytes", "time"],
 )
 async def test_whoever_goes_on_sending_after_the_answer_is_cut_off(
-    protocol: type[asyncio.Protocol], bounds: dict[str, float], sent: bytes
+    protocol: type[asyncio.Protocol], bounds: dict[str, Any], sent: bytes
 ) -> None:
     strict = (
         partial(protocol, **bounds) if protocol is ServerConnection else type("Strict", (protocol,), bounds)
