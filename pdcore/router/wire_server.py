@@ -51,6 +51,7 @@ class ServerConnection(asyncio.Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
+        keep_alive_s: float | None = None,
         head_within_s: float = HEAD_WITHIN_S,
         most_dropped_bytes: int = MOST_DROPPED_BYTES,
         dropped_within_s: float = DROPPED_WITHIN_S,
@@ -61,7 +62,7 @@ class ServerConnection(asyncio.Protocol):
         self._head_within_s = head_within_s
         self._most_dropped_bytes = most_dropped_bytes
         self._dropped_within_s = dropped_within_s
-        self._keep_alive_s = config.timeout_keep_alive
+        self._keep_alive_s = float(config.timeout_keep_alive) if keep_alive_s is None else keep_alive_s
         self._server = server_state
         self._app_state = app_state
         self._loop = _loop or asyncio.get_running_loop()

@@ -86,7 +86,7 @@ class Witness:
             for (name, incarnation), reason in out.items()
             if name in instances and _is(instances[name], incarnation)
         }
-        return replace(view, suspects=view.suspects | why.keys(), why={**why, **view.why})
+        return replace(view, suspects=view.suspects | frozenset(why), why={**why, **view.why})
 
     def over(self, pick: Pick, request: ClientRequest) -> Sighting:
         """Legs of ``request`` go to the instances of ``pick``: where what becomes of them is to be told."""

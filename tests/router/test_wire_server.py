@@ -346,8 +346,7 @@ async def test_a_client_that_reads_nothing_holds_the_application_back(
 
 def impatient(config: uvicorn.Config, *others: Any, **named: Any) -> ServerConnection:
     """One whose bounds in time are for tests."""
-    config.timeout_keep_alive = 0.2  # type: ignore[assignment]
-    return ServerConnection(config, *others, **named, head_within_s=0.2)
+    return ServerConnection(config, *others, **named, keep_alive_s=0.2, head_within_s=0.2)
 
 
 @pytest.mark.parametrize(
