@@ -126,6 +126,9 @@ class LibrarySender:
         """Over our own link; what was written before has been confirmed."""
         return self._control.bell(token, seq)
 
+    def announce(self, token: bytes) -> None:
+        """Not over this."""
+
     def release(self, token: bytes) -> None:
         """Close the link."""
         self._targets.pop(token, None)

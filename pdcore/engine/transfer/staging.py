@@ -176,6 +176,10 @@ class StagedSender:
         """See the seam."""
         return self._inner.ring(token, seq)
 
+    def announce(self, token: bytes) -> None:
+        """The inner engine's."""
+        self._inner.announce(token)
+
     def release(self, token: bytes) -> None:
         """See the seam."""
         self._inner.release(token)
