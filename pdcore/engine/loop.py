@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -201,6 +202,8 @@ class RankLoop:
         self._do(self._handoffs.send(outcome.handoffs))
         self._order((), ended)
         self._sent = bool(outcome.handoffs)
+        if self._sent:
+            os.sched_yield()  # to a decode rank that they woke, where CPUs are few
         if outcome.outputs:
             self._leader.send(Step(outputs=outcome.outputs))
         self._scheduler.settle()
@@ -279,11 +282,13 @@ class WakeUp:
         self._watched: tuple[int | zmq.Socket[bytes], ...] = ()
 
     def wait(self, wanted: tuple[int | zmq.Socket[bytes], ...], most_s: float) -> None:
-        """Return when one of ``wanted`` is readable, or after ``most_s``."""
+        """Return when one of ``wanted`` is readable, or after ``most_s``; for 0 only let others have the CPU."""
         if wanted != self._watched:
             for old in self._watched:
                 self._poller.unregister(old)
             for new in wanted:
                 self._poller.register(new, zmq.POLLIN)
             self._watched = wanted
+        if not most_s:
+            os.sched_yield()  # to whoever computes what this rank stays awake for, where CPUs are few
         self._poller.poll(math.ceil(most_s * 1000))
