@@ -26,6 +26,7 @@ from pdcore.engine.kv.layout import KvLayout
 from pdcore.engine.leader_link import LeaderLink
 from pdcore.engine.loop import Decider, RankLoop
 from pdcore.engine.messages import Limits, Sampling, Start
+from pdcore.engine.model.progress import Progress
 from pdcore.engine.rank_spec import RankSpec
 from pdcore.engine.reporting import Beats
 from pdcore.engine.roles import RoleParts, Surroundings, decider, open_side
@@ -78,7 +79,7 @@ class InstantModel:
         self.seconds = 0.0
         self.batch = 0
 
-    def run(self, batch: Sequence[Compute], requests: Sequence[Request]) -> Sampled:
+    def run(self, batch: Sequence[Compute], requests: Sequence[Request], progress: Progress) -> Sampled:
         began = time.perf_counter()
         tokens = {item.request_id: 7 for item in batch}
         self.batch = len(batch)

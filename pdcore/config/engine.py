@@ -177,7 +177,7 @@ ENGINE: Final = (
     ),
     Setting(
         name="per_chunk_sending",
-        help="on or off: KV of a finished chunk travels while the next one is computed (prefill).",
+        help="on or off: KV of a finished chunk travels while the next one, or the last layer, is computed (prefill).",
         parse=one_of("on", "off"),
         default="on",
     ),

@@ -8,16 +8,18 @@ from typing import Protocol
 from pdcore.clock import Clock
 from pdcore.engine.leader_link import LeaderLink
 from pdcore.engine.loop import IDLE_WAIT_S, WakeUp
+from pdcore.engine.model.progress import Progress
 from pdcore.engine.reporting import Beats, Figures, side_stats
 from pdcore.engine.scheduler.plan import Compute
 from pdcore.engine.sides import Side
 from pdcore.engine.step_link import StepFollower, StepOrders
+from pdcore.engine.under_way import UnderWay
 
 
 class FollowedModel(Protocol):
     """What this loop needs of the model."""
 
-    def follow(self, batch: Sequence[Compute]) -> None:
+    def follow(self, batch: Sequence[Compute], progress: Progress) -> None:
         """This rank's share of ``batch``, together with the other ranks of the group."""
         ...
 
@@ -62,7 +64,7 @@ class ExecutorLoop:
         events = self._side.poll(self._clock.now())
         if events:
             self._group.report(events)
-        if self._figures.is_due(now, idle=step is None):
+        if self._figures.is_due(now, idle=step is None and self._side.next_wake() > now):
             self._figures.tell(side_stats(self._steps, self._side.gauges()), now)
         return step is not None
 
@@ -70,6 +72,6 @@ class ExecutorLoop:
         for order in step.orders:
             self._side.obey(order, now)
         if step.batch:
-            self._model.follow(step.batch)
+            self._model.follow(step.batch, UnderWay(self._side, self._clock, step.completing))
             self._steps += 1
         self._stopping = step.stop

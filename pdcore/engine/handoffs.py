@@ -56,8 +56,8 @@ class Handoffs(Protocol):
         """Ask for the KV of what the plan admitted."""
         ...
 
-    def send_ahead(self, parts: Sequence[Ahead]) -> Iterator[Effect]:
-        """Send what is there of prompts that are still computed."""
+    def send_ahead(self, parts: Sequence[Ahead]) -> Iterator[SendAhead]:
+        """Send what is there of prompts whose first token is not known yet."""
         ...
 
     def send(self, handoffs: Sequence[Handoff]) -> Iterator[Effect]:
@@ -88,7 +88,7 @@ class NoHandoffs:
     def admit(self, admitted: Sequence[Admit], now: float) -> Iterator[Effect]:
         return iter(())
 
-    def send_ahead(self, parts: Sequence[Ahead]) -> Iterator[Effect]:
+    def send_ahead(self, parts: Sequence[Ahead]) -> Iterator[SendAhead]:
         return iter(())
 
     def send(self, handoffs: Sequence[Handoff]) -> Iterator[Effect]:
@@ -140,7 +140,7 @@ class PrefillHandoffs:
     def admit(self, admitted: Sequence[Admit], now: float) -> Iterator[Effect]:
         return iter(())
 
-    def send_ahead(self, parts: Sequence[Ahead]) -> Iterator[Effect]:
+    def send_ahead(self, parts: Sequence[Ahead]) -> Iterator[SendAhead]:
         for part in parts:
             self._consensus.send(part.room)
             yield SendAhead(
@@ -239,7 +239,7 @@ class DecodeHandoffs:
                 remaining_ms=max(0, int((request.deadline - now) * 1000)),
             )
 
-    def send_ahead(self, parts: Sequence[Ahead]) -> Iterator[Effect]:
+    def send_ahead(self, parts: Sequence[Ahead]) -> Iterator[SendAhead]:
         return iter(())
 
     def send(self, handoffs: Sequence[Handoff]) -> Iterator[Effect]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -34,6 +35,7 @@ from pdcore.engine.messages import (
     ToLeader,
     ToRank,
 )
+from pdcore.engine.model.progress import Progress
 from pdcore.engine.reporting import Beats, Counters, Figures, StatusLine, side_stats
 from pdcore.engine.sampled import Sampled, with_logprobs
 from pdcore.engine.scheduler.base import Scheduler
@@ -41,7 +43,8 @@ from pdcore.engine.scheduler.plan import Compute, Handoff, StepPlan
 from pdcore.engine.scheduler.request import Request
 from pdcore.engine.sides import Side
 from pdcore.engine.step_link import StepLeader
-from pdcore.engine.transfer.orders import Order, SideEvent
+from pdcore.engine.transfer.orders import Order, SendAhead, SideEvent
+from pdcore.engine.under_way import UnderWay
 from pdcore.errors import ApiError
 from pdcore.topology.keys import RankPosition
 
@@ -53,7 +56,7 @@ _log = telemetry.logger(__name__)
 class Model(Protocol):
     """What the loop needs of the model."""
 
-    def run(self, batch: Sequence[Compute], requests: Sequence[Request]) -> Sampled:
+    def run(self, batch: Sequence[Compute], requests: Sequence[Request], progress: Progress) -> Sampled:
         """Compute ``batch`` (``requests`` are its requests, in order), and sample for each item that samples. The KV of
         every item is in memory when this returns."""
         ...
@@ -126,11 +129,12 @@ class RankLoop:
             self._do(self._handoffs.hear(rank, event))
         plan = self._scheduler.plan(now)
         self._announce(plan, now)
-        self._order(plan.batch, now)
+        completing = tuple(self._handoffs.send_ahead(plan.completing))
+        self._order(plan.batch, now, completing)
         if plan.batch:
-            self._compute(plan.batch)
+            self._compute(plan.batch, completing)
         self._beats.beat(now)  # last: it wakes another process
-        self._report(now, idle=not plan.batch)
+        self._report(now, idle=not plan.batch and self._side.next_wake() > now)
         return bool(plan.batch)
 
     def _take(self, message: ToRank, now: float) -> None:
@@ -175,15 +179,15 @@ class RankLoop:
             self._restart = plan.restart
             self._leader.send(Restart(why=plan.restart))
 
-    def _order(self, batch: Sequence[Compute], now: float) -> None:
+    def _order(self, batch: Sequence[Compute], now: float, completing: Sequence[SendAhead] = ()) -> None:
         """Give the whole group its next step, and obey it as one of them."""
         orders, self._orders = self._orders, []
         if orders or batch:
-            self._group.broadcast(orders, batch)
+            self._group.broadcast(orders, batch, completing)
         for order in orders:
             self._side.obey(order, now)
 
-    def _compute(self, batch: Sequence[Compute]) -> None:
+    def _compute(self, batch: Sequence[Compute], completing: Sequence[SendAhead]) -> None:
         requests = [self._scheduler.held(item.request_id) for item in batch]
         self._counters.prefill_tokens += sum(
             len(item.token_ids)
@@ -192,14 +196,17 @@ class RankLoop:
         )
         firsts = [r for r in requests if r.generating and len(r.output) == 1] if self._traces else []
         began = self._clock.now()
-        sampled = self._model.run(batch, requests)
+        sampled = self._model.run(batch, requests, UnderWay(self._side, self._clock, completing))
         ended = self._clock.now()
         outcome = with_logprobs(self._scheduler.complete(batch, sampled.tokens), sampled.logprobs)
         self._do(self._handoffs.send(outcome.handoffs))
         self._order((), ended)
         self._sent = bool(outcome.handoffs)
+        if self._sent:
+            os.sched_yield()  # to a decode rank that they woke, where CPUs are few
         if outcome.outputs:
             self._leader.send(Step(outputs=outcome.outputs))
+        self._scheduler.settle()
         self._counters.inference_s += ended - began
         self._counters.steps += 1
         self._counters.output_tokens += len(sampled.tokens)
@@ -275,11 +282,13 @@ class WakeUp:
         self._watched: tuple[int | zmq.Socket[bytes], ...] = ()
 
     def wait(self, wanted: tuple[int | zmq.Socket[bytes], ...], most_s: float) -> None:
-        """Return when one of ``wanted`` is readable, or after ``most_s``."""
+        """Return when one of ``wanted`` is readable, or after ``most_s``; for 0 only let others have the CPU."""
         if wanted != self._watched:
             for old in self._watched:
                 self._poller.unregister(old)
             for new in wanted:
                 self._poller.register(new, zmq.POLLIN)
             self._watched = wanted
+        if not most_s:
+            os.sched_yield()  # to whoever computes what this rank stays awake for, where CPUs are few
         self._poller.poll(math.ceil(most_s * 1000))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pdcore.engine.kv.pool import KvPool
 from pdcore.engine.model.logit_rules import obeyed
+from pdcore.engine.model.progress import NOBODY_ASKS, Progress
 from pdcore.engine.model.runner import ModelRunner, Slice
 from pdcore.engine.model.sampling import log_probabilities, sample
 from pdcore.engine.sampled import Sampled
@@ -26,12 +27,12 @@ class ModelStep:
         self._runner = runner
         self._pool = pool
 
-    def run(self, batch: Sequence[Compute], requests: Sequence[Request]) -> Sampled:
+    def run(self, batch: Sequence[Compute], requests: Sequence[Request], progress: Progress) -> Sampled:
         """The next token of each item that samples; its position is the one after the item's last token.
 
         CollectiveFailed when another rank died or stands still: nothing can be computed any more.
         """
-        logits = self._runner.forward(_slices(batch), self._pool)
+        logits = self._runner.forward(_slices(batch), self._pool, progress)
         rows = [row for row, item in enumerate(batch) if item.samples]
         if not rows:
             return Sampled({}, {})
@@ -45,9 +46,9 @@ class ModelStep:
         chosen = dict(zip([request.request_id for request in sampling], tokens, strict=True))
         return Sampled(chosen, _logprobs(logits, sampling, chosen))
 
-    def follow(self, batch: Sequence[Compute]) -> None:
+    def follow(self, batch: Sequence[Compute], progress: Progress = NOBODY_ASKS) -> None:
         """This rank's part of what the DP leader runs; raises as ``run``."""
-        self._runner.follow(_slices(batch), self._pool)
+        self._runner.follow(_slices(batch), self._pool, progress)
 
 
 def _logprobs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ from pdcore.engine.transfer.plan import Buffer, RegionShape
 from pdcore.engine.transfer.receiving import ReceivingSession
 from pdcore.engine.transfer.sending import SendingSession
 from pdcore.engine.transfer.staging import StagedEngine, check_room
+from pdcore.engine.transfer.vigil import SHARE, Vigil
 from pdcore.engine.transfer.wire import RankIdentity
 from pdcore.topology.keys import RankPosition
 
@@ -163,7 +165,11 @@ def decider(around: Surroundings) -> Decider:
     match spec.role:
         case "prefill":
             prefill = PrefillScheduler(
-                limits, blocks, around.prefixes(blocks), per_chunk=spec.per_chunk_sending
+                limits,
+                blocks,
+                around.prefixes(blocks),
+                per_chunk=spec.per_chunk_sending,
+                early=around.device.is_host,
             )
             handoffs = PrefillHandoffs(prefill, PrefillConsensus(_writers_to(around)))
             return Decider(scheduler=prefill, blocks=blocks, handoffs=handoffs)
@@ -241,6 +247,7 @@ def _decode(around: Surroundings) -> RoleParts:
             context=around.context,
             clock=SystemClock(),
             silence_s=around.spec.peer_silence_s,
+            vigil=Vigil(SHARE if len(os.sched_getaffinity(0)) > 1 else 0.0),
             region=partial(DeviceRegion, device.torch_device) if direct else Region,
         )
     )

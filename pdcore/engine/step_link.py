@@ -21,7 +21,7 @@ from pdcore.clock import Clock
 from pdcore.engine import curve
 from pdcore.engine.messages import MAX_MESSAGE_BYTES
 from pdcore.engine.scheduler.plan import Compute
-from pdcore.engine.transfer.orders import Order, SideEvent
+from pdcore.engine.transfer.orders import Order, SendAhead, SideEvent
 from pdcore.topology.keys import RankPosition
 
 MOST_UNREAD: Final = 4096
@@ -37,12 +37,13 @@ _log = telemetry.logger(__name__)
 class StepOrders(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """What every rank of the group does next: obey ``orders``, then compute ``batch`` together, or ``stop``.
 
-    ``number`` counts from 1 without gaps.
+    ``completing`` is to be obeyed when the KV of ``batch`` is in memory. ``number`` counts from 1 without gaps.
     """
 
     number: Number
     orders: tuple[Order, ...] = ()
     batch: tuple[Compute, ...] = ()
+    completing: tuple[SendAhead, ...] = ()
     stop: bool = False
 
 
@@ -122,13 +123,24 @@ class StepLeader:
                 continue
 
     def broadcast(
-        self, orders: Sequence[Order] = (), batch: Sequence[Compute] = (), *, stop: bool = False
+        self,
+        orders: Sequence[Order] = (),
+        batch: Sequence[Compute] = (),
+        completing: Sequence[SendAhead] = (),
+        *,
+        stop: bool = False,
     ) -> None:
         """Queue the next step for every other rank. :class:`GroupBroken` when one of them takes nothing any more."""
         if self._socket is None:
             return
         self._number += 1
-        step = StepOrders(number=self._number, orders=tuple(orders), batch=tuple(batch), stop=stop)
+        step = StepOrders(
+            number=self._number,
+            orders=tuple(orders),
+            batch=tuple(batch),
+            completing=tuple(completing),
+            stop=stop,
+        )
         frame = self._encoder.encode(step)
         for identity, rank in self._ranks.items():
             try:

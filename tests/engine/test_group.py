@@ -23,6 +23,7 @@ from pdcore.engine.handoffs import DecodeHandoffs, PrefillHandoffs
 from pdcore.engine.leader_link import LeaderLink
 from pdcore.engine.loop import Decider, RankLoop
 from pdcore.engine.messages import Abort, Failed, HandedOff, Stats, Step, Stop, ToLeader, ToRank
+from pdcore.engine.model.progress import Progress
 from pdcore.engine.reporting import Beats
 from pdcore.engine.sampled import Sampled
 from pdcore.engine.scheduler.decode import DecodeScheduler
@@ -137,12 +138,14 @@ class Recorder:
     def __init__(self) -> None:
         self.batches: list[tuple[Compute, ...]] = []
 
-    def run(self, batch: Sequence[Compute], requests: Sequence[Request]) -> Sampled:
-        self.batches.append(tuple(batch))
+    def run(self, batch: Sequence[Compute], requests: Sequence[Request], progress: Progress) -> Sampled:
+        self.follow(batch, progress)
         return Sampled({item.request_id: next_token(item) for item in batch if item.samples}, {})
 
-    def follow(self, batch: Sequence[Compute]) -> None:
+    def follow(self, batch: Sequence[Compute], progress: Progress) -> None:
         self.batches.append(tuple(batch))
+        progress.stored()
+        progress.layers_done()
 
 
 class Leader:
@@ -210,7 +213,7 @@ class Group:
 
     def _decider(self, role: str) -> Decider:
         if role == "prefill":
-            prefill = PrefillScheduler(limits(max_prefill_tokens=16), self.blocks, per_chunk=True)
+            prefill = PrefillScheduler(limits(max_prefill_tokens=16), self.blocks, per_chunk=True, early=True)
             handoffs = PrefillHandoffs(prefill, PrefillConsensus(lambda decode: GROUP))
             return Decider(scheduler=prefill, blocks=self.blocks, handoffs=handoffs)
         decode = DecodeScheduler(limits(max_prefill_tokens=16), self.blocks)
@@ -264,6 +267,8 @@ def test_ranks_with_times_of_their_own_do_the_same_and_every_request_ends(
         assert group.sides[0].orders == group.sides[1].orders == group.sides[2].orders
         assert group.models[0].batches == group.models[1].batches == group.models[2].batches
         assert len(group.models[0].batches) > 30
-        assert (role == "prefill") == any(isinstance(order, SendAhead) for order in group.sides[0].orders)
+        ahead = [order for order in group.sides[0].orders if isinstance(order, SendAhead)]
+        for some in (ahead, [order for order in ahead if order.computed == order.kv_len]):
+            assert (role == "prefill") == bool(some)
         group.leader.listen()
         assert sum(stats.kv_blocks_total for stats in group.leader.stats.values()) == 64

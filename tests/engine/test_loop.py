@@ -13,6 +13,7 @@ from pdcore.engine.kv.block_groups import BlockGroups
 from pdcore.engine.leader_link import LeaderLink
 from pdcore.engine.loop import Decider, RankLoop
 from pdcore.engine.messages import Abort, Failed, Stats, Step, Stop, ToLeader, ToRank
+from pdcore.engine.model.progress import Progress
 from pdcore.engine.reporting import Beats
 from pdcore.engine.sampled import Sampled
 from pdcore.engine.scheduler.plan import Compute
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.unit
 class Arithmetic:
     """A model whose answers depend on the position alone."""
 
-    def run(self, batch: Sequence[Compute], requests: Sequence[Request]) -> Sampled:
+    def run(self, batch: Sequence[Compute], requests: Sequence[Request], progress: Progress) -> Sampled:
         assert [r.request_id for r in requests] == [item.request_id for item in batch]
         return Sampled({item.request_id: next_token(item) for item in batch if item.samples}, {})
 

@@ -33,6 +33,16 @@ class Scores:
 PLAIN = Scores()
 
 
+def store(plan: AttentionPlan, pool: KvPool, layer: int, rows: Sequence[Tensor], cp: Group = ALONE) -> None:
+    """Put ``rows``, and what the other ``cp`` ranks have, where :func:`attend` looks for them.
+
+    ``rows`` are what the layer's KV entries keep, ``[tokens, kv_heads, dim]`` each: keys and values, or a latent, which
+    is values and the front of keys, and the keys' rotated end.
+    """
+    part = plan.groups[pool.group_of[layer]]
+    pool.of(layer).write(layer, part.slots, _join(plan.joined, [row.flatten(1) for row in rows], cp))
+
+
 def attend(
     plan: AttentionPlan,
     pool: KvPool,
@@ -40,16 +50,9 @@ def attend(
     queries: Tensor,
     rows: Sequence[Tensor],
     scores: Scores = PLAIN,
-    cp: Group = ALONE,
 ) -> Tensor:
-    """Store ``rows``, and what the other ``cp`` ranks have, then attend.
-
-    ``queries`` are ``[tokens, heads, dim]``; ``rows`` what the layer's KV entries keep, ``[tokens, kv_heads, dim]``
-    each: keys and values, or a latent, which is values and the front of keys, and the keys' rotated end. The result is
-    ``[tokens, heads, value dim]``.
-    """
+    """``queries`` are ``[tokens, heads, dim]``, the result ``[tokens, heads, value dim]``; ``rows`` were stored."""
     part, cache = plan.groups[pool.group_of[layer]], pool.of(layer)
-    cache.write(layer, part.slots, _join(plan.joined, [row.flatten(1) for row in rows], cp))
     parts = [
         _attend_singles(singles, cache, layer, queries[singles.begin : singles.stop], scores)
         for singles in part.singles

@@ -15,6 +15,7 @@ from pdcore.engine.model import attention
 from pdcore.engine.model.attention import Scores
 from pdcore.engine.model.attention_plan import plan
 from pdcore.engine.model.causal import CausalModel
+from pdcore.engine.model.progress import NOBODY_ASKS, Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +42,23 @@ class ModelRunner:
         self._groups = groups or Groups.single()
 
     @torch.inference_mode()
-    def forward(self, batch: Sequence[Slice], pool: KvPool) -> Tensor:
+    def forward(self, batch: Sequence[Slice], pool: KvPool, progress: Progress = NOBODY_ASKS) -> Tensor:
         """float32 logits ``[len(batch), vocab]`` at each slice's last token, in the batch's order.
 
         Keys and values of all its tokens are in the pool afterwards. ValueError when a slice is empty or a block table
         too short; nothing was written then. CollectiveFailed when another rank died or stands still.
         """
-        hidden, last = self._run(batch, pool)
+        hidden, last = self._run(batch, pool, progress)
         if last is None:
             raise ValueError("only the first context parallel rank computes every last token")
         return self._model.logits(hidden[last])
 
     @torch.inference_mode()
-    def follow(self, batch: Sequence[Slice], pool: KvPool) -> None:
+    def follow(self, batch: Sequence[Slice], pool: KvPool, progress: Progress = NOBODY_ASKS) -> None:
         """This rank's part of a forward pass whose logits another rank wants; raises as ``forward``."""
-        self._run(batch, pool)
+        self._run(batch, pool, progress)
 
-    def _run(self, batch: Sequence[Slice], pool: KvPool) -> tuple[Tensor, Tensor | None]:
+    def _run(self, batch: Sequence[Slice], pool: KvPool, progress: Progress) -> tuple[Tensor, Tensor | None]:
         if not batch or not all(len(part) for part in batch):
             raise ValueError("a batch needs at least one slice, and a slice at least one token")
         model, groups = self._model, self._groups
@@ -67,7 +68,12 @@ class ModelRunner:
         ]
 
         def attend(layer: int, queries: Tensor, rows: Sequence[Tensor], scores: Scores) -> Tensor:
-            return attention.attend(planned, pool, layer, queries, rows, scores, groups.cp)
+            attention.store(planned, pool, layer, rows, groups.cp)
+            if layer == len(model.layers) - 1:
+                progress.stored()
+            return attention.attend(planned, pool, layer, queries, rows, scores)
 
         tokens = torch.tensor(token_ids, device=model.device)
-        return model.hidden(tokens, planned.positions, attend, groups.tp.all_reduce), planned.last
+        hidden = model.hidden(tokens, planned.positions, attend, groups.tp.all_reduce)
+        progress.layers_done()
+        return hidden, planned.last

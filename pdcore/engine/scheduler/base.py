@@ -119,8 +119,7 @@ class Scheduler:
     def complete(self, batch: Iterable[Compute], tokens: Mapping[str, int]) -> Outcome:
         """Account for a computed ``batch``; ``tokens`` holds the sampled token of each item that samples.
 
-        A request that left between plan and completion is skipped.
-        """
+        A request that left meanwhile is skipped. ``settle`` follows, once what this returns is on its way."""
         outputs: list[Output] = []
         handoffs: list[Handoff] = []
         for item in batch:
@@ -128,8 +127,7 @@ class Scheduler:
             if request is None:
                 continue
             request.computed = item.start + len(item.token_ids)
-            if self._prefixes is not None:
-                self._prefixes.computed(request)
+            self._remember(request)
             if item.samples:
                 result = self._sampled(request, tokens[item.request_id])
                 if isinstance(result, Output):
@@ -137,6 +135,9 @@ class Scheduler:
                 else:
                     handoffs.append(result)
         return Outcome(outputs=tuple(outputs), handoffs=tuple(handoffs))
+
+    def settle(self) -> None:
+        """Do what ``complete`` left because nobody waits for it."""
 
     @property
     def has_computation(self) -> bool:
@@ -199,6 +200,11 @@ class Scheduler:
     def _sampled(self, request: Request, token: int) -> Output | Handoff:
         """``token`` was sampled for a running request."""
         return self._emit(request, token)
+
+    def _remember(self, request: Request) -> None:
+        """More of ``request`` is computed than was."""
+        if self._prefixes is not None:
+            self._prefixes.computed(request)
 
     def _let_go(self, request: Request) -> None:
         """A request ends outside of line and batch."""

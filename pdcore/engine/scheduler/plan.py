@@ -38,7 +38,7 @@ class Admit(msgspec.Struct, frozen=True, kw_only=True):
 
 class Ahead(msgspec.Struct, frozen=True, kw_only=True):
     """Prefill: the KV of ``computed`` of the ``kv_len`` tokens of ``room`` lies in ``blocks`` (pinned until the write has
-    ended), and more is computed; send what is full. ``first`` unless some of it was to be sent before."""
+    ended), and more is computed; send what is full, or all. ``first`` unless some of it was to be sent before."""
 
     room: int
     blocks: BlockLists
@@ -87,13 +87,14 @@ class EndPeer(msgspec.Struct, frozen=True, kw_only=True):
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything this step does, decided by one rank and the same for all ranks of its DP group.
 
-    ``restart`` says why this instance has to drain and start anew: memory that nothing else can make safe again.
+    ``completing`` is true as soon as the KV of ``batch`` is in memory. ``restart`` says why this instance has to drain and start anew: memory that nothing else can make safe again.
     """
 
     admit: tuple[Admit, ...]
     batch: tuple[Compute, ...]
     fail: tuple[Failure, ...]
     ahead: tuple[Ahead, ...] = ()
+    completing: tuple[Ahead, ...] = ()
     end_peers: tuple[EndPeer, ...] = ()
     restart: str | None = None
 

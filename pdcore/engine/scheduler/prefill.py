@@ -5,7 +5,8 @@ says how the write ended; its blocks are pinned until the write itself has ended
 meanwhile. It has all its blocks from the start, so nothing is ever retracted here.
 
 With ``per_chunk`` the blocks that a chunk filled are sent while the next one is computed, and those that were found in
-the cache while the first one is. All blocks of a request are pinned from then on, once for all its writes.
+the cache while the first one is. All blocks of a request are pinned from then on, once for all its writes. With
+``early`` the last ones go as well before the first token is sampled, as soon as the step has stored them.
 """
 
 from __future__ import annotations
@@ -36,9 +37,12 @@ class PrefillScheduler(Scheduler):
         prefixes: Prefixes | None = None,
         *,
         per_chunk: bool = False,
+        early: bool = False,
     ) -> None:
         super().__init__(limits, blocks, prefixes)
         self._per_chunk = per_chunk
+        self._early = early
+        self._unremembered: list[Request] = []
         self._pinned: dict[int, tuple[BlockLists, float]] = {}
 
     def handshaken(self, room: int) -> None:
@@ -69,6 +73,13 @@ class PrefillScheduler(Scheduler):
             blocks, _since = self._pinned.pop(room)
             self._blocks.unpin(blocks)
 
+    def settle(self) -> None:
+        """Remember what the last step computed; it was sent first."""
+        for request in self._unremembered:
+            if request.place is not Place.ENDED:
+                super()._remember(request)
+        self._unremembered.clear()
+
     def _refuse(self, start: Start) -> None:
         super()._refuse(start)
         if start.room in self._pinned:
@@ -86,6 +97,9 @@ class PrefillScheduler(Scheduler):
 
     def _growth_of(self, requests: Iterable[Request]) -> Counts:
         return (0,) * len(self._blocks.total)
+
+    def _remember(self, request: Request) -> None:
+        self._unremembered.append(request)
 
     def _stuck(self) -> Counts:
         late = [
@@ -105,19 +119,22 @@ class PrefillScheduler(Scheduler):
         if not self._per_chunk:
             return plan
         fuller = [request for request in self._running.values() if self._is_fuller(request)]
-        return msgspec.structs.replace(plan, ahead=tuple(map(self._ahead, fuller))) if fuller else plan
+        ahead = tuple([self._ahead(request, request.computed) for request in fuller])
+        last = [self._running[item.request_id] for item in batch if item.samples and self._early]
+        completing = tuple([self._ahead(request, request.known) for request in last])
+        return msgspec.structs.replace(plan, ahead=ahead, completing=completing) if ahead or last else plan
 
     def _is_fuller(self, request: Request) -> bool:
         """Whether more of its blocks are full than were sent ahead."""
         return any(request.computed // n > request.ahead // n for n in self._blocks.block_sizes)
 
-    def _ahead(self, request: Request) -> Ahead:
-        request.ahead = request.computed
+    def _ahead(self, request: Request, computed: int) -> Ahead:
+        request.ahead = computed
         return Ahead(
             room=request.start.room,
             blocks=request.blocks,
             kv_len=request.known,
-            computed=request.computed,
+            computed=computed,
             first=self._pin(request),
         )
 

@@ -55,6 +55,13 @@ class Rung:
 
 
 @dataclass(frozen=True, slots=True)
+class Announced:
+    """Receiver: the peer is about to finish a slot, most likely."""
+
+    token: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Revoked:
     """Receiver: the ``revoke`` that returned False is done; no write of ``seq`` lands any more."""
 
@@ -105,7 +112,7 @@ class Receiver(Owned, Protocol):
         its KV arrived."""
         ...
 
-    def drain(self) -> Sequence[Linked | Rung | Revoked | Lost]:
+    def drain(self) -> Sequence[Linked | Announced | Rung | Revoked | Lost]:
         """What the links said since the last call; a link's ``Lost`` is the last about it and closes it."""
         ...
 
@@ -147,6 +154,10 @@ class Sender(Owned, Protocol):
 
     def ring(self, token: bytes, seq: int) -> bool:
         """Tell the peer to look; False when that would block (ring again later), ``PeerGone`` when it is gone."""
+        ...
+
+    def announce(self, token: bytes) -> None:
+        """Tell the peer that a slot comes in moments, where that costs next to nothing; nobody relies on it."""
         ...
 
     def release(self, token: bytes) -> None:

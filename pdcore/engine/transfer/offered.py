@@ -12,6 +12,7 @@ from typing import Final, Self
 
 from pdcore.engine.transfer.choose import choose, engine_names, offers_document, read_offers, under_boot
 from pdcore.engine.transfer.engine import (
+    Announced,
     EngineCaps,
     Linked,
     Lost,
@@ -132,7 +133,7 @@ class OfferedReceiver(Parts):
         """See the seam. A link that is gone proves it."""
         return token not in self._links or self._links[token].revoke(token, seq)
 
-    def drain(self) -> list[Linked | Rung | Revoked | Lost]:
+    def drain(self) -> list[Linked | Announced | Rung | Revoked | Lost]:
         """Of all engines; order counts only within a link."""
         news = [item for receiver in self._receivers.values() for item in receiver.drain()]
         for item in news:
@@ -193,6 +194,11 @@ class OfferedSender(Parts):
     def ring(self, token: bytes, seq: int) -> bool:
         """See the seam."""
         return self._sender(token).ring(token, seq)
+
+    def announce(self, token: bytes) -> None:
+        """Over the link's own engine."""
+        if token in self._links:
+            self._links[token].announce(token)
 
     def release(self, token: bytes) -> None:
         """See the seam."""

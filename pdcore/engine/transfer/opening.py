@@ -73,6 +73,10 @@ class SenderOver(Parts):
         """See the seam."""
         return self._inner.ring(token, seq)
 
+    def announce(self, token: bytes) -> None:
+        """See the seam."""
+        self._inner.announce(token)
+
     def release(self, token: bytes) -> None:
         """See the seam."""
         self._inner.release(token)

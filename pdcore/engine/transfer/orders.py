@@ -82,7 +82,7 @@ class SendAhead(msgspec.Struct, frozen=True, kw_only=True, tag="send_ahead"):
     """The KV of ``computed`` of the ``kv_len`` tokens of a ``Handshaken`` room is in ``blocks``: blocks that are full may
     be written. They are read until ``WriteEnded``; ``Send`` or ``Fail`` follows.
 
-    ``first`` unless it was ordered for this room before; ``computed`` grows.
+    ``first`` unless it was ordered for this room before; ``computed`` grows, up to ``kv_len``.
     """
 
     room: int
@@ -103,6 +103,12 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, tag="send"):
     aux: TokenLogprobs | None = None
     cached_blocks: int = 0
     first: bool = True
+
+
+class Announce(msgspec.Struct, frozen=True, kw_only=True, tag="announce"):
+    """``Send`` of ``room`` follows in moments: decode ranks that can be told should be awake."""
+
+    room: int
 
 
 class Fail(msgspec.Struct, frozen=True, kw_only=True, tag="fail"):
@@ -196,7 +202,7 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True, tag="drained"):
     handoff: int
 
 
-PrefillOrder = Expect | SendAhead | Send | Fail
+PrefillOrder = Expect | SendAhead | Announce | Send | Fail
 PrefillEvent = Handshaken | WriteEnded | Sent | SendFailed
 DecodeOrder = Open | AbortHandoff
 DecodeEvent = Arrived | HandoffFailed | Drained

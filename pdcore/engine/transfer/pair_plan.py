@@ -172,6 +172,8 @@ class PairPlan:
 
     def _part(self, group: KvGroup, kv_len: int, tokens: range) -> range:
         """The positions of this rank's blocks that became full with ``tokens``; the last one need not be full."""
+        if not tokens:
+            return range(0)
         part = block_part(group.live_blocks(kv_len), self.cp, self.cp_size)
         start = max(part.start, tokens.start // group.block_size)
         stop = part.stop if tokens.stop >= kv_len else min(part.stop, tokens.stop // group.block_size)

@@ -23,7 +23,7 @@ from pdcore.engine.kv.layout import KvLayout
 from pdcore.engine.transfer import asking, aux_record, channel, wire
 from pdcore.engine.transfer.asking import Asker
 from pdcore.engine.transfer.blame import Blame
-from pdcore.engine.transfer.engine import Linked, Lost, Revoked, Rung, TransferEngine
+from pdcore.engine.transfer.engine import Announced, Linked, Lost, Revoked, Rung, TransferEngine
 from pdcore.engine.transfer.entries import Allow, Delivered, Effect, Ended, Freed, Revoke, Tell
 from pdcore.engine.transfer.failures import FailureCounts, RequestReason, given_up
 from pdcore.engine.transfer.gathering import Gathering, GiveUp, Part
@@ -48,10 +48,9 @@ from pdcore.engine.transfer.receive_ledger import ReceiveLedger
 from pdcore.engine.transfer.receive_statistics import ReceiveStatistics, statistics_of
 from pdcore.engine.transfer.send_ledger import SILENCE_S
 from pdcore.engine.transfer.slot import SlotArray
+from pdcore.engine.transfer.vigil import Vigil
 from pdcore.errors import ErrorCode, PeerGone
 from pdcore.telemetry import logger
-
-__all__ = ["ReceiveStatistics", "ReceivingSession"]
 
 
 class ReceivingSession:
@@ -73,6 +72,7 @@ class ReceivingSession:
         resend_s: float = 0.2,
         silence_s: float = SILENCE_S,
         region: Callable[[int, int], Region] = Region,
+        vigil: Vigil | None = None,
     ) -> None:
         self._shape = RegionShape(layout.shard(sizes.tp, identity.tp), blocks, slots, probes)
         self._asker = Asker(identity, sizes, layout, self._shape)
@@ -87,6 +87,7 @@ class ReceivingSession:
         self._gathering = Gathering()
         self._links: dict[PeerKey, PrefillLink] = {}
         self._pending: list[DecodeEvent] = []
+        self._vigil = vigil or Vigil()
         self._failures = FailureCounts()
         self._log = logger(__name__)
         self._blame = Blame(self._log, "malformed control message")
@@ -119,7 +120,7 @@ class ReceivingSession:
 
     def next_wake(self) -> float:
         """When ``poll`` has something to do even if nothing is readable; the past means now."""
-        if self._pending:
+        if self._pending or self._vigil.is_awake(self._clock.now()):
             return -math.inf
         wakes = [link.liveness.next_wake(welcomed=link.welcomed) for link in self._links.values()]
         hellos = [link.hello_at for link in self._links.values() if not link.welcomed]
@@ -241,6 +242,8 @@ class ReceivingSession:
             match news:
                 case Linked():
                     link.hello_at = -math.inf
+                case Announced():
+                    self._vigil.announced(now)
                 case Rung(seq=seq):
                     self._ledger.rang(link.key, seq)
                 case Revoked(seq=seq):
@@ -254,6 +257,7 @@ class ReceivingSession:
         lost = set(fenced)
         self._records.refresh(self._slots.end, self._probing.end_of_watched)
         for _index, slot in self._slots.look():
+            self._vigil.over(now)
             if slot.seq not in self._ledger:
                 continue  # given up with another part of its hand-off, in this very loop
             entry = self._ledger[slot.seq]

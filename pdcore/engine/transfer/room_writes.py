@@ -2,7 +2,8 @@
 
 Over each link of a room one write is under way at a time. A prompt that is still computed is written *ahead*, block by
 full block; what became ready during a write goes with the next one, and the last one, which signs the slot, begins when
-every one before it has returned.
+every one before it has returned. With all of the prompt on its way when its first token is there, nothing but the slot
+is left for the last one, and a write that is still under way may sign it itself.
 
 A room is *pinned* from its first write until none can read its source blocks any more: each link's pin goes when its
 last write returned with a definite result, when the room failed and none is under way, or when the link itself is
@@ -20,7 +21,18 @@ from typing import Final
 from pdcore.engine.transfer.failures import Reason
 from pdcore.engine.transfer.links import Link
 from pdcore.engine.transfer.orders import SendFailed, Sent, WriteEnded
-from pdcore.engine.transfer.rooms import Count, Effect, Outcome, Release, Room, Rooms, Shake, StopWrite, Write
+from pdcore.engine.transfer.rooms import (
+    Count,
+    Effect,
+    Outcome,
+    Release,
+    Room,
+    Rooms,
+    Shake,
+    Sign,
+    StopWrite,
+    Write,
+)
 from pdcore.engine.transfer.states import IllegalTransition, TransferEvent, TransferState, advance
 from pdcore.errors import ErrorCode
 
@@ -48,19 +60,19 @@ class RoomWrites:
         """Whether a write may still read the room's source."""
         return room_id in self._pins
 
-    def send_ahead(self, room_id: int, kv_len: int, computed: int) -> list[Write]:
+    def send_ahead(self, room_id: int, kv_len: int, computed: int) -> list[Write | Sign]:
         """The KV of so many tokens is there, and more is computed. ``IllegalTransition`` unless the room waits for it."""
         room = self._awaited(room_id, kv_len)
         state = room.state
         if state is not TransferState.SENDING_AHEAD:
             state = advance(state, TransferEvent.BEGUN_AHEAD)
-        if not room.ready < computed < kv_len:
+        if not room.ready < computed <= kv_len:
             raise ValueError(f"KV of {computed} of {kv_len} tokens cannot be sent ahead after {room.ready}")
         room.state = state
         return self._go_on(room, computed)
 
-    def start(self, room_id: int, kv_len: int) -> list[Write]:
-        """All KV is there. ``IllegalTransition`` unless the room waits for it."""
+    def start(self, room_id: int, kv_len: int) -> list[Write | Sign]:
+        """All KV is there, and the first token. ``IllegalTransition`` unless the room waits for it."""
         room = self._awaited(room_id, kv_len)
         room.state = advance(room.state, TransferEvent.STARTED)
         return self._go_on(room, kv_len)
@@ -164,15 +176,19 @@ class RoomWrites:
             raise ValueError(f"KV of {kv_len} tokens for a prompt of {room.leg.prompt_len}")
         return room
 
-    def _go_on(self, room: Room, ready: int) -> list[Write]:
+    def _go_on(self, room: Room, ready: int) -> list[Write | Sign]:
         """More is ready: write it wherever nothing is under way."""
         room.ready = ready
         self._pins.setdefault(room.room, {shake.link.token for shake in room.shakes.values()})
         return [write for shake in room.shakes.values() for write in self._begin(room, shake)]
 
-    def _begin(self, room: Room, shake: Shake) -> Iterator[Write]:
+    def _begin(self, room: Room, shake: Shake) -> Iterator[Write | Sign]:
         """The next write over a link, if there is something to write and none is under way."""
-        if not shake.writing and shake.begun < room.ready:
+        is_last = room.state is TransferState.TRANSFERRING
+        if shake.writing:
+            if is_last and shake.begun == room.ready:
+                yield Sign(room.room, shake)
+        elif is_last or shake.begun < room.ready:
             yield Write(room.room, shake, range(shake.begun, room.ready))
             shake.begun, shake.writing = room.ready, True
             shake.link.writing += 1

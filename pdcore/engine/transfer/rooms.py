@@ -30,6 +30,14 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Sign:
+    """The write under way over the shake's link is the last one: it may sign the slot as well, unless it has ended."""
+
+    room: int
+    shake: Shake
+
+
+@dataclass(frozen=True, slots=True)
 class StopWrite:
     """Let the room's write over this link end early, or not start at all."""
 
@@ -52,7 +60,7 @@ class Count:
     peer: str = ""
 
 
-Effect = Handshaken | WriteEnded | Sent | SendFailed | Say | Write | StopWrite | Release | Count
+Effect = Handshaken | WriteEnded | Sent | SendFailed | Say | Write | Sign | StopWrite | Release | Count
 
 
 @dataclass(frozen=True, slots=True)

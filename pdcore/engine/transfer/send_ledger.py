@@ -34,6 +34,7 @@ from pdcore.engine.transfer.rooms import (
     Rooms,
     SendCounts,
     Shake,
+    Sign,
     Write,
     unexpected,
 )
@@ -76,6 +77,11 @@ class SendLedger:
         """Where ``room`` stands, None when there is no such room."""
         found = self._rooms.get(room)
         return None if found is None else found.state
+
+    def destinations(self, room: int) -> list[bytes]:
+        """The links over which ``room`` is to be sent."""
+        found = self._rooms.get(room)
+        return [] if found is None else [shake.link.token for shake in found.shakes.values()]
 
     # Links
 
@@ -182,12 +188,12 @@ class SendLedger:
         self._wake_at = min(self._wake_at, leg.deadline)
         return effects + self._join(self._rooms.expect(room_id, leg), now)
 
-    def send_ahead(self, room_id: int, kv_len: int, computed: int) -> list[Write]:
+    def send_ahead(self, room_id: int, kv_len: int, computed: int) -> list[Write | Sign]:
         """Full blocks of what is computed may be written, over every link over which nothing is. ``IllegalTransition``
         unless the room waits for input or is sent ahead; ``ValueError`` unless ``computed`` grows."""
         return self._writes.send_ahead(room_id, kv_len, computed)
 
-    def start(self, room_id: int, kv_len: int) -> list[Write]:
+    def start(self, room_id: int, kv_len: int) -> list[Write | Sign]:
         """The last writes begin, one per shake; where one is under way still, when that has ended.
         ``IllegalTransition`` unless the room waits for input or is sent ahead."""
         return self._writes.start(room_id, kv_len)

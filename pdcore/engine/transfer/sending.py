@@ -28,9 +28,18 @@ from pdcore.engine.transfer.failures import FailureCounts
 from pdcore.engine.transfer.gauges import SideGauges
 from pdcore.engine.transfer.links import Say
 from pdcore.engine.transfer.mapping import GroupSizes
-from pdcore.engine.transfer.orders import Expect, Fail, Order, PrefillEvent, Send, SendAhead, WriteEnded
+from pdcore.engine.transfer.orders import (
+    Announce,
+    Expect,
+    Fail,
+    Order,
+    PrefillEvent,
+    Send,
+    SendAhead,
+    WriteEnded,
+)
 from pdcore.engine.transfer.plan import Buffer, RegionShape, lists_problem
-from pdcore.engine.transfer.rooms import Count, Effect, Leg, Release, Shake, StopWrite, Write
+from pdcore.engine.transfer.rooms import Count, Effect, Leg, Release, Shake, Sign, StopWrite, Write
 from pdcore.engine.transfer.send_ledger import SILENCE_S, SendLedger
 from pdcore.engine.transfer.send_statistics import SendStatistics
 from pdcore.engine.transfer.states import TransferState
@@ -133,6 +142,9 @@ class SendingSession:
                 self._apply(self._ledger.expect(room, leg, now))
             case SendAhead() | Send():
                 self._send(order, now)
+            case Announce(room=room):
+                for token in self._ledger.destinations(room):
+                    self._sender.announce(token)
             case Fail(room=room, code=code, message=message):
                 self._apply(self._ledger.fail(room, code, message, now))
             case _:
@@ -310,6 +322,9 @@ class SendingSession:
                     self._decodes.say(token, message)
                 case Write():
                     self._begin(effect)
+                case Sign(room=room, shake=shake):
+                    last = self._job(self._orders[room], shake, range(0))
+                    self._writers.sign(self._jobs[room, last.token], last)
                 case StopWrite(room=room, token=token):
                     self._writers.stop(self._jobs[room, token])
                 case Release(token=token):

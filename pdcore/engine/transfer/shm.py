@@ -1,7 +1,8 @@
 """``shm``: decode's memory is a memfd that the prefill rank maps and copies into. One machine, one user.
 
 Link: decode connects to the prefill rank's unix socket (SOCK_SEQPACKET, so records stay whole) and offers token, size
-and the memfd in one record. Afterwards prefill sends eight bytes, a seq, per finished slot, and decode sends nothing.
+and the memfd in one record. Afterwards prefill sends eight bytes, a seq, per finished slot, or 0 when one is about to
+be finished, and decode sends nothing.
 
 Fence: decode reads end-of-file on that socket only when the peer cannot write any more. A living prefill rank unmaps
 before it closes; of a dying process the kernel closes files only after every thread left its address space. A stopped

@@ -18,6 +18,8 @@ NAME: Final = "shm"
 LINK_VERSION: Final = 1
 MAX_RECORD: Final = 4096
 BELL: Final = struct.Struct("<Q")
+SOON: Final = 0
+"""Rung instead of a seq, which begin at 1: a slot is about to be written."""
 _CREDENTIALS: Final = struct.Struct("iII")
 
 

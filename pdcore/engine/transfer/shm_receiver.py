@@ -9,12 +9,13 @@ from types import TracebackType
 from typing import Final, Self
 
 from pdcore.engine.transfer.blame import Blame
-from pdcore.engine.transfer.engine import Lost, Rung
+from pdcore.engine.transfer.engine import Announced, Lost, Rung
 from pdcore.engine.transfer.memory import Region
 from pdcore.engine.transfer.shm_link import (
     BELL,
     LINK_VERSION,
     NAME,
+    SOON,
     Offer,
     boot_id,
     encode_offer,
@@ -91,7 +92,7 @@ class ShmReceiver:
         """Nothing here can stop a store."""
         return False
 
-    def drain(self) -> list[Rung | Lost]:
+    def drain(self) -> list[Announced | Rung | Lost]:
         """Bells and fences of all links; a lost link is closed here."""
         return [news for fd, mask in self._epoll.poll(0) for news in self._read(self._tokens[fd], mask)]
 
@@ -99,10 +100,10 @@ class ShmReceiver:
         """One epoll descriptor for all links."""
         return [self._epoll.fileno()]
 
-    def _read(self, token: bytes, mask: int) -> list[Rung | Lost]:
+    def _read(self, token: bytes, mask: int) -> list[Announced | Rung | Lost]:
         """Up to the end of what is there. Only a full hang-up is the fence: an empty record or a half-closed socket
         also reads as nothing, and its sender may still hold the mapping."""
-        news: list[Rung | Lost] = []
+        news: list[Announced | Rung | Lost] = []
         for _ in range(_RECORDS_PER_DRAIN):
             try:
                 record = self._links[token].recv(BELL.size + 1)
@@ -114,7 +115,8 @@ class ShmReceiver:
                 self.disconnect(token)
                 return [*news, Lost(token)]
             if len(record) == BELL.size:
-                news.append(Rung(token, BELL.unpack(record)[0]))
+                seq = BELL.unpack(record)[0]
+                news.append(Announced(token) if seq == SOON else Rung(token, seq))
             else:
                 self._blame(peer_name(self._links[token]), f"a record of {len(record)} bytes")
                 return news

@@ -11,6 +11,7 @@ import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,7 @@ from pdcore.engine.transfer.shm_link import (
     LINK_VERSION,
     MAX_RECORD,
     NAME,
+    SOON,
     Offer,
     boot_id,
     decode_offer,
@@ -147,6 +149,11 @@ class ShmSender:
         except OSError as error:
             raise PeerGone(f"the decode rank hung up: {error.strerror or error}", in_doubt=False) from error
         return True
+
+    def announce(self, token: bytes) -> None:
+        """A bell before the bell."""
+        with suppress(PeerGone):
+            self.ring(token, SOON)
 
     def release(self, token: bytes) -> None:
         """Unmap, then close: what the peer reads as the fence."""

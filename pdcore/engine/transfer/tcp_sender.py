@@ -197,6 +197,9 @@ class TcpSender:
             link.turn.release()
         return True
 
+    def announce(self, token: bytes) -> None:
+        """Not over this."""
+
     def release(self, token: bytes) -> None:
         """Close the link."""
         link = self._links.pop(token, None)

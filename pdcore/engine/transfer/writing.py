@@ -3,7 +3,8 @@ bell. A job without copies is a probe, or a part that is empty: its record alone
 room's KV without a record; if it fails, the slot says so all the same.
 
 Small jobs are written by the session's own thread where the link allows it: a thread that has to be woken gets the
-interpreter and a CPU only after a millisecond, which is longer than such a job takes. The others have threads.
+interpreter and a CPU only after a millisecond, which is longer than such a job takes. The others have threads, and so
+have those that go ahead.
 
 A job ends with one :class:`Written`, whatever happens: also when it was stopped before its first write, when it was
 never started, and when the engine broke in a way nobody foresaw, which counts as in doubt.
@@ -39,7 +40,8 @@ _INLINE_COPIES: Final = 1024
 class WriteJob:
     """What to write over one link. ``ops`` is worked out by whoever writes and moves ``most_bytes`` at most; ``aux`` is
     the offset of its record, and the record. ``stopped`` is set by the session and read between two calls. Room 0 is
-    a probe's. ``ahead``: others of this seq follow, after this one has ended."""
+    a probe's. ``ahead``: others of this seq follow, after this one has ended; unless ``signs``, which is set while it
+    is not ``closed``, leaves nothing to others but its slot and aux record, which are written by this one then."""
 
     room: int
     token: bytes
@@ -54,6 +56,8 @@ class WriteJob:
     cached_blocks: int = 0
     ahead: bool = False
     stopped: bool = False
+    closed: bool = False
+    signs: WriteJob | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,12 @@ class Writers:
         if waited:
             self._end(Written(job, "failed", "stopped before its first write"))
 
+    def sign(self, job: WriteJob, last: WriteJob) -> None:
+        """Have ``job``, which goes ahead, do what ``last`` would, which copies nothing. If it has ended, nothing happens."""
+        with self._turn:
+            if not job.closed:
+                job.signs = last
+
     def forget(self, token: bytes) -> None:
         """The link is gone."""
         with self._turn:
@@ -144,6 +154,8 @@ class Writers:
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def _is_small(self, job: WriteJob) -> bool:
+        if job.ahead:
+            return False  # while it is written, more is computed
         limit = self._sender.inline_bytes(job.token)
         if not limit or job.most_bytes > min(limit, self._inline_left):
             return False
@@ -190,18 +202,27 @@ class Writers:
                 self._may_go_on(job)
                 self._sender.write(job.token, part, job.seq)
             self._may_go_on(job)
-            if job.aux is not None:
-                self._sender.write_bytes(job.token, *job.aux, job.seq)
+            last = self._last_of(job)
+            if last is None:
+                return Written(job, "written")
+            if last.aux is not None:
+                self._sender.write_bytes(last.token, *last.aux, last.seq)
         except _Stopped as stopped:
             return Written(job, "failed", str(stopped))
         except PeerError as error:
             return self._report_failure(job, error)
-        if job.ahead:
-            return Written(job, "written")
         try:
-            return Written(job, "delivered", unrung=self._put_slot(job, SlotStatus.DELIVERED))
+            return Written(job, "delivered", unrung=self._put_slot(last, SlotStatus.DELIVERED))
         except PeerError as error:
             return Written(job, _outcome(error), str(error))
+
+    def _last_of(self, job: WriteJob) -> WriteJob | None:
+        """Whose slot is to be written now that the copies are there; None, for good, when others follow."""
+        if not job.ahead:
+            return job
+        with self._turn:
+            job.closed = job.signs is None
+            return job.signs
 
     def _may_go_on(self, job: WriteJob) -> None:
         if job.stopped:

@@ -17,6 +17,7 @@ import pytest
 
 from bench.engine_loop import InstantModel, Stage, decode_loop, group_of
 from pdcore.engine.messages import Failed, ToLeader
+from pdcore.engine.model.progress import Progress
 from pdcore.engine.sampled import Sampled
 from pdcore.engine.scheduler.plan import Compute
 from pdcore.engine.scheduler.request import Request
@@ -36,10 +37,10 @@ GAP_S: Final = 0.1
 class PacedModel(InstantModel):
     """Takes ``STEP_S`` for a step."""
 
-    def run(self, batch: Sequence[Compute], requests: Sequence[Request]) -> Sampled:
+    def run(self, batch: Sequence[Compute], requests: Sequence[Request], progress: Progress) -> Sampled:
         time.sleep(STEP_S)
         self.seconds += STEP_S
-        return super().run(batch, requests)
+        return super().run(batch, requests, progress)
 
 
 @pytest.fixture(autouse=True)

@@ -112,6 +112,7 @@ def test_paged_attention_equals_attention_spelled_out(
     new = [
         torch.cat([whole[run.index][kind, batch[run.index].start :] for run in plan.runs]) for kind in (0, 1)
     ]
+    attention.store(plan, pool, layer, new)
     result = attention.attend(plan, pool, layer, rows, new, Scores(sinks=sinks))
     window = cache.group.window
     expected = torch.cat(
@@ -125,7 +126,7 @@ def test_nothing_but_the_new_tokens_slots_is_written() -> None:
     memory[:] = np.full(len(memory) // 4, -7.0, np.float32).tobytes()
     plan = attention_plan.plan(batch, pool, CPU)
     new = torch.ones(6, KV_HEADS, DIM)
-    attention.attend(plan, pool, FULL, torch.ones(6, HEADS, DIM), [new, new])
+    attention.store(plan, pool, FULL, [new, new])
     floats = np.frombuffer(memory, np.float32)
     blocks = pool.blocks[0]
     shape = (blocks, 2, 2, SIZE, KV_HEADS, DIM)

@@ -16,6 +16,20 @@ pytestmark = pytest.mark.unit
 MODELS = ("llama-tied-llama3", "qwen3")
 
 
+class Told:
+    """What a pass told of itself, and what the pool's ``memory`` held then."""
+
+    def __init__(self, memory: bytearray) -> None:
+        self.memory = memory
+        self.told: list[tuple[str, bytes]] = []
+
+    def stored(self) -> None:
+        self.told.append(("stored", bytes(self.memory)))
+
+    def layers_done(self) -> None:
+        self.told.append(("layers done", bytes(self.memory)))
+
+
 def tokens(count: int, seed: int = 0) -> tuple[int, ...]:
     chosen = random.Random(seed)
     return tuple(chosen.randrange(512) for _ in range(count))
@@ -76,3 +90,15 @@ def test_a_batch_that_makes_no_sense_is_refused(tiny_model: TinyModel, batch: li
     model = PagedModel(tiny_model("llama"), blocks=4)
     with pytest.raises(ValueError, match=r"at least one|do not fit"):
         model.runner.forward(batch, model.pool)
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 37])
+def test_a_pass_says_when_all_its_keys_and_values_are_stored(tiny_model: TinyModel, chunk: int) -> None:
+    model, prompt = PagedModel(tiny_model("qwen3")), tokens(37)
+    table = model.table(37)
+    for start in range(0, 37, chunk):
+        before, told = bytes(model.memory), Told(model.memory)
+        model.runner.forward([Slice(prompt[start : start + chunk], start, table)], model.pool, told)
+        after = bytes(model.memory)
+        assert told.told == [("stored", after), ("layers done", after)]
+        assert after != before

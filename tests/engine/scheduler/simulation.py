@@ -100,6 +100,7 @@ class Simulation:
         outcome = self.scheduler.complete(
             plan.batch, {item.request_id: next_token(item) for item in plan.batch if item.samples}
         )
+        self.scheduler.settle()
         for output in outcome.outputs:
             self.note(output.request_id, output.token_ids, output.finish_reason)
         return outcome

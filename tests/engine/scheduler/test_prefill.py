@@ -12,10 +12,12 @@ pytestmark = pytest.mark.unit
 
 
 class Prefill:
-    def __init__(self, blocks: int = 16, *, per_chunk: bool = False, remembers: bool = False) -> None:
+    def __init__(
+        self, blocks: int = 16, *, per_chunk: bool = False, remembers: bool = False, early: bool = False
+    ) -> None:
         self.pool = groups(blocks)
         prefixes = Prefixes(self.pool) if remembers else None
-        self.scheduler = PrefillScheduler(limits(), self.pool, prefixes, per_chunk=per_chunk)
+        self.scheduler = PrefillScheduler(limits(), self.pool, prefixes, per_chunk=per_chunk, early=early)
         self.simulation = Simulation(self.scheduler, self.pool)
 
     @property
@@ -151,6 +153,44 @@ def test_a_prompt_of_one_chunk_is_sent_once() -> None:
     plan = p.scheduler.plan(0)
     assert plan.ahead == ()
     assert p.simulation.perform(plan).handoffs[0].first
+
+
+def test_what_a_step_completes_is_sent_as_soon_as_the_step_has_stored_it() -> None:
+    p = begun(early=True)
+    assert p.scheduler.plan(0).completing == ()
+    p.simulation.step()
+    p.simulation.step()
+    plan = p.scheduler.plan(0)
+    assert [(part.computed, part.first) for part in plan.ahead] == [(16, False)]
+    assert [(part.room, part.computed, part.first) for part in plan.completing] == [(9, 20, False)]
+    [handoff] = p.simulation.perform(plan).handoffs
+    assert (handoff.blocks, handoff.first) == (plan.completing[0].blocks, False)
+    p.scheduler.write_ended(9)
+    p.scheduler.sent(9)
+    assert p.empty
+
+
+def test_what_one_step_completes_is_pinned_once() -> None:
+    p = begun(8, early=True)
+    plan = p.scheduler.plan(0)
+    assert (plan.ahead, [part.first for part in plan.completing]) == ((), [True])
+    assert p.pool.statistics().pinned == 2
+    [handoff] = p.simulation.perform(plan).handoffs
+    assert not handoff.first
+    assert p.scheduler.abort("a")
+    assert not p.empty, "a write may still read the blocks"
+    p.scheduler.write_ended(9)
+    assert p.empty
+
+
+def test_a_request_that_left_before_it_was_remembered_is_not() -> None:
+    p = begun(8, remembers=True)
+    plan = p.scheduler.plan(0)
+    p.scheduler.complete(plan.batch, {"a": 1})
+    p.scheduler.abort("a")
+    p.scheduler.settle()
+    p.scheduler.write_ended(9)
+    assert (p.empty, p.pool.statistics().cached) == (True, 0)
 
 
 def test_nothing_is_sent_twice_and_nothing_that_is_not_full() -> None:

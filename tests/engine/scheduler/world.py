@@ -67,7 +67,9 @@ class World:
         self.blocks = BlockGroups(*(BlockGroup(block_size=size, blocks=blocks) for size in block_sizes))
         self.scheduler = SCHEDULERS[role](limits or LIMITS, self.blocks)
         if role == "prefill":
-            self.scheduler = PrefillScheduler(limits or LIMITS, self.blocks, per_chunk=per_chunk)
+            self.scheduler = PrefillScheduler(
+                limits or LIMITS, self.blocks, per_chunk=per_chunk, early=per_chunk
+            )
         self.simulation = Simulation(self.scheduler, self.blocks)
         self.accepted: dict[str, int] = {}
         self.gone: Counter[str] = Counter()
@@ -175,10 +177,17 @@ class World:
             assert (failure.handoff is not None) == (failure.handoff in self.transfers)
             self._note_over(failure.request_id)
         for part in plan.ahead:
+            assert part.computed <= self.scheduler._rooms[part.room].computed < part.kv_len
             self._send_ahead(part)
+        for part in plan.completing:
+            assert part.computed == part.kv_len
+            self._send_ahead(part)
+        complete = {self.scheduler.held(item.request_id).start.room for item in plan.batch if item.samples}
         self.ended_peers += plan.end_peers
         self.restart = plan.restart
         outcome = self.simulation.perform(plan)
+        if isinstance(self.scheduler, PrefillScheduler) and self.scheduler._early:
+            assert {part.room for part in plan.completing} == complete
         for handoff in outcome.handoffs:
             assert handoff.first == (handoff.room not in self.transfers)
             self.transfers[handoff.room] = Transfer(
@@ -192,7 +201,7 @@ class World:
         """A part of the prompt of a request that runs is written from now on."""
         request = self.scheduler._rooms[part.room]
         assert request.place is Place.RUNNING
-        assert 0 < part.computed <= request.computed < part.kv_len == request.known
+        assert 0 < part.computed <= part.kv_len == request.known
         assert part.first == (part.room not in self.transfers)
         self.transfers[part.room] = Transfer(
             part.room, request.request_id, part.blocks, part.kv_len, whole=False

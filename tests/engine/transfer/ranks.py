@@ -16,6 +16,7 @@ from pdcore.engine.transfer.mapping import GroupRank, GroupSizes
 from pdcore.engine.transfer.memory import on_host
 from pdcore.engine.transfer.orders import (
     AbortHandoff,
+    Announce,
     DecodeEvent,
     Expect,
     Fail,
@@ -173,6 +174,10 @@ class Prefill:
         blocks = (source_blocks(room, tokens),)
         order = SendAhead(room=room, blocks=blocks, kv_len=tokens, computed=computed, first=first)
         self.session.obey(order, self.clock.now())
+
+    def announce(self, room: int) -> None:
+        """Its slot follows."""
+        self.session.obey(Announce(room=room), self.clock.now())
 
     def fail(self, room: int, code: ErrorCode = "cancelled", message: str = "the client left") -> None:
         """The leg ends."""

@@ -107,6 +107,7 @@ class Stage:
         self.prefill.clock = self.bystander.clock = self.clock
         self.alive = {"prefill", "decode"}
         self.sent = False
+        self.whole = False
         stack.callback(self.engine.gate.set)
         self.prefill.expect(ROOM, ranks.tokens_of(ROOM), within_s=LONG_S)
         peer = ranks.peer_at(self.prefill.session.endpoint)
@@ -141,7 +142,7 @@ def handshaken(stage: Stage) -> None:
 
 
 def begun_ahead(stage: Stage) -> None:
-    stage.prefill.send_ahead(ROOM, ranks.LAYOUT.block_size)
+    stage.prefill.send_ahead(ROOM, ranks.tokens_of(ROOM) if stage.whole else ranks.LAYOUT.block_size)
     stage.sent = True
 
 
@@ -180,11 +181,12 @@ def paths_to(wanted: TransferState) -> list[list[TransferEvent]]:
 
 
 class Way(NamedTuple):
-    """How to get into a state; ``between`` two writes, where one would be under way."""
+    """How to get into a state; ``between`` two writes, where one would be under way; with the ``whole`` prompt ahead."""
 
     state: TransferState
     path: list[TransferEvent]
     between: bool = False
+    whole: bool = False
 
 
 def ways() -> Iterator[tuple[str, Way]]:
@@ -194,6 +196,8 @@ def ways() -> Iterator[tuple[str, Way]]:
             yield "-".join([state.name, *(event.name for event in path[1:-1])]), Way(state, path)
             if state in HOLD_BETWEEN_WRITES:
                 yield f"{state.name}-between writes", Way(state, path, between=True)
+            if TransferEvent.BEGUN_AHEAD in path:
+                yield f"{state.name}-all ahead", Way(state, path, whole=True)
 
 
 WAYS = dict(ways())
@@ -260,6 +264,7 @@ def test_every_deadline_of_a_live_state_is_among_the_ends() -> None:
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("way", WAYS)
 def test_every_end_in_every_state(stage: Stage, way: str, end: str) -> None:
+    stage.whole = WAYS[way].whole
     for event in WAYS[way].path:
         PERFORM[event](stage)
     if WAYS[way].between:

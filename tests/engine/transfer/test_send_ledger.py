@@ -13,7 +13,7 @@ from pdcore.engine.transfer.links import Pair, Say
 from pdcore.engine.transfer.mapping import GroupRank
 from pdcore.engine.transfer.orders import DecodeGroup, Handshaken, SendFailed, Sent, WriteEnded
 from pdcore.engine.transfer.plan import RegionShape
-from pdcore.engine.transfer.rooms import Count, Effect, Leg, Outcome, Release, StopWrite, Write
+from pdcore.engine.transfer.rooms import Count, Effect, Leg, Outcome, Release, Sign, StopWrite, Write
 from pdcore.engine.transfer.send_ledger import SendLedger
 from pdcore.engine.transfer.states import IllegalTransition, TransferState
 from pdcore.engine.transfer.tombs import TOMB_S
@@ -524,6 +524,7 @@ def ahead() -> SendLedger:
     """A first chunk is being written over A."""
     ledger = waiting()
     [write] = ledger.send_ahead(ROOM, 20, CHUNK)
+    assert isinstance(write, Write)
     assert (write.shake.seq, write.tokens) == (1, range(CHUNK))
     return ledger
 
@@ -561,11 +562,71 @@ def test_between_two_chunks_nothing_is_written_and_the_source_stays_pinned() -> 
     assert (counts.writing, counts.pinned, counts.rooms) == (0, 1, 1)
     assert ledger.state(ROOM) is TransferState.SENDING_AHEAD
     [write] = ledger.start(ROOM, 20)
+    assert isinstance(write, Write)
     assert write.tokens == range(CHUNK, 20)
 
 
-@pytest.mark.parametrize("computed", [0, 9, CHUNK, 20, 21])
-def test_what_is_sent_ahead_grows_and_is_never_all(computed: int) -> None:
+def all_ahead() -> SendLedger:
+    """All KV is being written over A, and the first token is not known."""
+    ledger = waiting()
+    [write] = ledger.send_ahead(ROOM, 20, 20)
+    assert isinstance(write, Write)
+    assert write.tokens == range(20)
+    return ledger
+
+
+def test_with_all_kv_ahead_the_last_write_is_the_slot_alone() -> None:
+    ledger = all_ahead()
+    assert ledger.write_ended(ROOM, A, "written", "", 0.0) == []
+    assert (ledger.state(ROOM), ledger.counts().pinned) == (TransferState.SENDING_AHEAD, 1)
+    [write] = ledger.start(ROOM, 20)
+    assert isinstance(write, Write)
+    assert (write.shake.seq, write.tokens) == (1, range(20, 20))
+    assert ledger.write_ended(ROOM, A, "delivered", "", 0.0) == [WriteEnded(room=ROOM), Sent(room=ROOM)]
+    assert nothing_left(ledger)
+
+
+def test_a_write_of_all_that_is_under_way_may_sign() -> None:
+    ledger = all_ahead()
+    [sign] = ledger.start(ROOM, 20)
+    assert isinstance(sign, Sign)
+    assert (sign.room, sign.shake.link.token) == (ROOM, A)
+    assert ledger.counts().writing == 1
+    assert ledger.write_ended(ROOM, A, "delivered", "", 0.0) == [WriteEnded(room=ROOM), Sent(room=ROOM)]
+    assert nothing_left(ledger)
+
+
+def test_a_write_of_all_that_could_not_sign_is_followed_by_the_slot() -> None:
+    ledger = all_ahead()
+    ledger.start(ROOM, 20)
+    [write] = ledger.write_ended(ROOM, A, "written", "", 0.0)
+    assert isinstance(write, Write)
+    assert (write.tokens, ledger.counts().writing) == (range(20, 20), 1)
+    assert ledger.write_ended(ROOM, A, "delivered", "", 0.0) == [WriteEnded(room=ROOM), Sent(room=ROOM)]
+    assert nothing_left(ledger)
+
+
+def test_a_write_of_a_part_never_signs() -> None:
+    ledger = ahead()
+    assert ledger.send_ahead(ROOM, 20, 20) == []
+    assert ledger.start(ROOM, 20) == []
+    [write] = ledger.write_ended(ROOM, A, "written", "", 0.0)
+    assert isinstance(write, Write)
+    assert write.tokens == range(CHUNK, 20)
+
+
+def test_an_abort_while_a_write_signs_stops_it_and_waits_for_it() -> None:
+    ledger = all_ahead()
+    ledger.start(ROOM, 20)
+    effects = ledger.abort(abort(), 1.0)
+    assert effects[-1] == StopWrite(ROOM, A)
+    assert drained() not in effects
+    assert ledger.write_ended(ROOM, A, "delivered", "", 2.0) == [WriteEnded(room=ROOM), drained()]
+    assert (nothing_left(ledger), ledger.counts().pinned) == (True, 0)
+
+
+@pytest.mark.parametrize("computed", [0, 9, CHUNK, 21])
+def test_what_is_sent_ahead_grows_and_is_never_more_than_all(computed: int) -> None:
     ledger = ahead()
     with pytest.raises(ValueError, match=f"KV of {computed} of 20 tokens"):
         ledger.send_ahead(ROOM, 20, computed)
@@ -731,6 +792,7 @@ def test_each_destination_gets_the_next_chunk_when_its_own_write_has_ended() -> 
     ledger.send_ahead(ROOM, 20, CHUNK)
     ledger.write_ended(ROOM, A, "written", "", 0.0)
     [to_a] = ledger.start(ROOM, 20)
+    assert isinstance(to_a, Write)
     assert (to_a.shake.link.token, to_a.tokens) == (A, range(CHUNK, 20))
     ledger.write_ended(ROOM, A, "delivered", "", 0.0)
     [to_b] = ledger.write_ended(ROOM, B, "written", "", 0.0)

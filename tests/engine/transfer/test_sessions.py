@@ -7,6 +7,7 @@ import select
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from operator import contains
 from pathlib import Path
 from typing import ClassVar
 
@@ -98,6 +99,58 @@ def test_full_blocks_arrive_ahead_and_nothing_is_said_before_the_slot(pair: Pair
     assert pair.prefill.events == [Handshaken(room=3, decode=GROUP), WriteEnded(room=3), Sent(room=3)]
     assert (pair.decode.block(9), pair.decode.block(4)) == ({4}, {5})
     assert all(pair.decode.block(b) == {CANARY} for b in range(DECODE_BLOCKS) if b not in (9, 4))
+    pair.assert_idle()
+
+
+def test_all_of_it_may_arrive_ahead_of_the_slot(pair: Pair) -> None:
+    pair.prefill.sends = False
+    handoff = pair.hand_off(3, (9, 4, 20))
+    pair.until(lambda: has(pair.prefill, Handshaken))
+    pair.prefill.send_ahead(3, 4)
+    pair.prefill.send_ahead(3, 8, first=False)
+    pair.until(lambda: pair.decode.block(4) == {5})
+    pair.prefill.announce(3)
+    pair.until(lambda: not pair.prefill.session.statistics().writing)
+    assert (pair.decode.events, pair.decode.block(9)) == ([], {4})
+    pair.prefill.send(3, 8, first=False)
+    pair.until(lambda: has(pair.decode, Arrived) and has(pair.prefill, Sent))
+    assert pair.decode.events == [Arrived(handoff=handoff, first_token=3, kv_len=8)]
+    assert pair.prefill.events == [Handshaken(room=3, decode=GROUP), WriteEnded(room=3), Sent(room=3)]
+    assert all(pair.decode.block(b) == {CANARY} for b in range(DECODE_BLOCKS) if b not in (9, 4))
+    pair.assert_idle()
+
+
+def test_the_slot_may_be_ordered_while_all_of_it_is_on_its_way(pair: Pair) -> None:
+    pair.prefill.sends = False
+    for room in range(1, 40):
+        handoff, kv_len = pair.hand_off(room, (9, 4, 20)), ranks.tokens_of(room)
+        pair.until(partial(contains, pair.prefill.events, Handshaken(room=room, decode=GROUP)))
+        pair.prefill.send_ahead(room, kv_len)
+        pair.prefill.send(room, kv_len, first=False)
+        arrived = Arrived(handoff=handoff, first_token=room, kv_len=kv_len)
+        pair.until(partial(contains, pair.decode.events, arrived))
+        pair.until(partial(contains, pair.prefill.events, Sent(room=room)))
+        pair.assert_idle()
+
+
+def test_decode_stays_awake_from_the_announcement_until_the_slot(pair: Pair) -> None:
+    pair.prefill.sends = False
+    pair.hand_off(3, (9, 4))
+    pair.until(lambda: has(pair.prefill, Handshaken))
+    session, clock = pair.decode.session, pair.decode.clock
+    pair.until(lambda: session.next_wake() > clock.now())
+    for _ in range(20):  # a machine that is busy may let the vigil pass unseen
+        pair.prefill.announce(3)
+        pair.decode.turn()
+        if session.next_wake() <= clock.now():
+            break
+    else:
+        raise AssertionError("never awake")
+    pair.prefill.send(3, 8)
+    pair.until(lambda: has(pair.decode, Arrived))
+    pair.decode.turn()
+    assert session.next_wake() > clock.now()
+    pair.until(lambda: has(pair.prefill, Sent))
     pair.assert_idle()
 
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from pdcore.engine.transfer import memory
-from pdcore.engine.transfer.engine import Linked, Lost, Rung
+from pdcore.engine.transfer.engine import Announced, Linked, Lost, Rung
 from pdcore.engine.transfer.memory import Region
 from pdcore.engine.transfer.shm import ShmEngine, stores_are_ordered
 from pdcore.engine.transfer.shm_link import Offer, boot_id, encode_offer, open_socket
@@ -81,6 +81,21 @@ def test_bells_arrive_in_order_and_wake_the_poller(linked: tuple[ShmSender, ShmR
     assert sender.ring(TOKEN, 7)
     assert sender.ring(TOKEN, 2**63)
     assert receiver.drain() == [Rung(TOKEN, 7), Rung(TOKEN, 2**63)]
+
+
+def test_an_announcement_is_no_bell_and_is_left_out_when_the_link_is_full(
+    linked: tuple[ShmSender, ShmReceiver],
+) -> None:
+    sender, receiver = linked
+    sender.announce(TOKEN)
+    assert sender.ring(TOKEN, 1)
+    assert receiver.drain() == [Announced(TOKEN), Rung(TOKEN, 1)]
+    while sender.ring(TOKEN, 2):
+        pass
+    sender.announce(TOKEN)
+    receiver.disconnect(TOKEN)
+    assert sender.drain() == [Lost(TOKEN)]
+    sender.announce(TOKEN)
 
 
 def test_a_full_link_refuses_the_bell_without_blocking(linked: tuple[ShmSender, ShmReceiver]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from pdcore.clock import SystemClock
 from pdcore.engine.transfer import slot as slots
 from pdcore.engine.transfer.engine import Linked, Lost
+from pdcore.engine.transfer.pair_plan import NOTHING
 from pdcore.engine.transfer.plan import WriteOps
 from pdcore.engine.transfer.slot import SlotStatus
 from pdcore.engine.transfer.writing import WriteJob, Writers, Written
@@ -72,6 +73,8 @@ class FaultySender:
         self.calls.append("ring")
         return self.on_ring()
 
+    def announce(self, token: bytes) -> None: ...
+
     def release(self, token: bytes) -> None: ...
 
 
@@ -124,6 +127,58 @@ def test_kv_slot_and_bell_are_three_calls_in_that_order(sender: FaultySender, wr
         20,
     )
     assert writers.drain() == []
+
+
+def parts(room: int = 7) -> tuple[WriteJob, WriteJob]:
+    """All copies of a room, ahead of its slot; and that slot."""
+    first = job(room)
+    first.ahead = True
+    last = job(room)
+    last.ops, last.most_bytes, last.aux = lambda: NOTHING, 0, (1280, b"logprobs")
+    return first, last
+
+
+def test_what_goes_ahead_has_no_slot_and_leaves_the_loop_to_its_work(
+    sender: FaultySender, writers: Writers
+) -> None:
+    threads: list[int] = []
+    sender.inline = 20
+    sender.on_write = lambda: threads.append(threading.get_ident())
+    first, last = parts()
+    writers.start(first)
+    assert (ended(writers).outcome, sender.calls) == ("written", ["write 2"])
+    assert threads != [threading.get_ident()]
+    writers.sign(first, last)
+    assert writers.drain() == [], "it had ended"
+    writers.start(last)
+    assert ended(writers).outcome == "delivered"
+    assert sender.calls == ["write 2", "aux at 1280", "slot DELIVERED", "ring"]
+
+
+def test_what_is_under_way_ahead_can_be_told_to_sign(sender: FaultySender, writers: Writers) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        began.set()
+        assert go_on.wait(10)
+
+    sender.on_write = wait
+    first, last = parts()
+    writers.start(first)
+    assert began.wait(10)
+    writers.sign(first, last)
+    go_on.set()
+    assert ended(writers) == Written(first, "delivered")
+    assert sender.calls == ["write 2", "aux at 1280", "slot DELIVERED", "ring"]
+    assert (sender.slots[0].seq, sender.slots[0].token) == (7, 42)
+
+
+def test_what_signs_and_is_stopped_writes_no_slot(sender: FaultySender, writers: Writers) -> None:
+    first, last = parts()
+    sender.on_write = lambda: writers.stop(first)
+    writers.sign(first, last)
+    writers.start(first)
+    assert (ended(writers).outcome, sender.calls) == ("failed", ["write 2"])
 
 
 def test_a_large_transfer_is_several_calls(sender: FaultySender, writers: Writers) -> None:

@@ -308,13 +308,13 @@ class World:
         """A chunk more of the prompt, or all that is left."""
         before, kv_len = group.computing[room], group.kv_len[room]
         group.consensus.send(room)
-        if self.rng.random() < 0.5 or before >= kv_len - 1:
+        if self.rng.random() < 0.5 or before == kv_len:
             del group.computing[room]
             self.order(
                 group, Send(room=room, blocks=((0, 1, 2),), first_token=room, kv_len=kv_len, first=not before)
             )
             return
-        group.computing[room] = computed = self.rng.randint(before + 1, kv_len - 1)
+        group.computing[room] = computed = self.rng.randint(before + 1, kv_len)
         self.order(
             group,
             SendAhead(room=room, blocks=((0, 1, 2),), kv_len=kv_len, computed=computed, first=not before),

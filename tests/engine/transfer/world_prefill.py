@@ -12,7 +12,7 @@ from pdcore.engine.transfer import wire
 from pdcore.engine.transfer.links import Say
 from pdcore.engine.transfer.mapping import GroupRank, RankMapping
 from pdcore.engine.transfer.orders import Expect, Fail, PrefillEvent, Send, SendAhead, WriteEnded
-from pdcore.engine.transfer.rooms import Count, Effect, Leg, Outcome, Release, StopWrite, Write
+from pdcore.engine.transfer.rooms import Count, Effect, Leg, Outcome, Release, Sign, StopWrite, Write
 from pdcore.engine.transfer.send_ledger import SendLedger
 from pdcore.engine.transfer.slot import Slot, SlotStatus
 from tests.engine.transfer.world_decode import DecodeRank
@@ -25,7 +25,7 @@ PLANS = ["ok"] * 6 + ["fails", "fails quietly", "fails early", "kv in doubt", "s
 @dataclass(kw_only=True)
 class Job:
     """One of a room's writes into one decode rank: ``plan`` is decided when it starts, ``landing`` are blocks under way.
-    ``ahead``: no slot follows."""
+    ``ahead``: no slot follows; ``closed``: nor will one."""
 
     room: int
     token: bytes
@@ -37,6 +37,7 @@ class Job:
     ahead: bool
     landing: list[int] = field(default_factory=list)
     begun: bool = False
+    closed: bool = False
     stopped: bool = False
 
 
@@ -59,6 +60,7 @@ class PrefillRank:
     late: list[tuple[Job, int | bytes]] = field(default_factory=list)
     reading: set[int] = field(default_factory=set)
     kv_len: dict[int, int] = field(default_factory=dict)
+    complete: set[int] = field(default_factory=set)
     released: set[bytes] = field(default_factory=set)
     seen: Counter[str] = field(default_factory=Counter)
 
@@ -95,16 +97,17 @@ class PrefillRank:
         self.kv_len[order.room] = order.kv_len
         if isinstance(order, SendAhead):
             self.seen["sent ahead"] += 1
+            self.seen["all ahead"] += order.computed == order.kv_len
             self.perform(self.ledger.send_ahead(order.room, order.kv_len, order.computed))
         else:
+            self.complete.add(order.room)
             self.perform(self.ledger.start(order.room, order.kv_len))
 
     def begin(self, write: Write) -> None:
         shake, kv_len = write.shake, self.kv_len[write.room]
         count, cp = len(shake.blocks[0]), self.mapping.prefill.cp
         mine = range(count * self.rank.cp // cp, count * (self.rank.cp + 1) // cp)
-        last = write.tokens.stop == kv_len
-        stop = count if last else write.tokens.stop // TOKENS
+        stop = count if write.tokens.stop == kv_len else write.tokens.stop // TOKENS
         token = shake.link.token
         assert (write.room, token) not in self.jobs, "two writes of a room over one link"
         self.jobs[write.room, token] = Job(
@@ -119,8 +122,16 @@ class PrefillRank:
                 if position in mine
             ),
             plan=self.rng.choice(PLANS),
-            ahead=not last,
+            ahead=write.room not in self.complete,
         )
+
+    def sign_also(self, job: Job) -> None:
+        """The job under way is the last one, unless it is past that."""
+        assert job.ahead
+        assert not job.closed, "signed twice"
+        job.closed = self.rng.random() < 0.3
+        job.ahead = job.closed
+        self.seen["signs late" if job.closed else "signs also"] += 1
 
     def hear(self, token: bytes, message: wire.ToPrefill, now: float) -> None:
         if not self.ledger.heard(token, now):
@@ -141,6 +152,8 @@ class PrefillRank:
                         self.down[token].extend([message] * (1 + self.lose()))
                 case Write():
                     self.begin(effect)
+                case Sign(room=room, shake=shake):
+                    self.sign_also(self.jobs[room, shake.link.token])
                 case StopWrite(room=room, token=token):
                     self.jobs[room, token].stopped = True
                 case Release(token=token):
