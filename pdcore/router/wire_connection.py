@@ -203,9 +203,6 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's derives from nothing
-        self._transport.set_write_buffer_limits(
-            high=0
-        )  # uvloop sends what is below only after the loop's turn
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None

@@ -34,10 +34,6 @@ class Wire(Protocol):
         """The client shall wait."""
         ...
 
-    def gather(self, *, going: bool) -> None:
-        """Whether what is written may wait for what else the loop's turn brings, which is cheaper where many streams go on."""
-        ...
-
     def drained(self) -> asyncio.Future[None] | None:
         """What to wait for before more is written; None when nothing is in the way."""
         ...
@@ -53,7 +49,7 @@ class Wire(Protocol):
 
 class Exchange:
     """Mutable state: the request's body as far as it came (``_parts``, ``_more``, ``_given``), how far the response is
-    (``_head``, ``started``, ``complete``, ``_framing``, ``_left``, ``_gathers``), and whether the client has ``gone``. ``takes_frames``
+    (``_head``, ``started``, ``complete``, ``_framing``, ``_left``), and whether the client has ``gone``. ``takes_frames``
     follows from the latter two and from the connection's brake; it is kept because it is asked for every frame.
 
     Implements :class:`pdcore.router.answer.Outlet`."""
@@ -61,7 +57,7 @@ class Exchange:
     __slots__ = (
         *("_framing", "_given", "_head", "_left", "_loop", "_more", "_on_gone", "_parts", "_unread_bytes"),
         *("_waiter", "_wants_continue", "_wire", "complete", "gone", "keep_alive", "scope", "started"),
-        *("_gathers", "takes_frames", "write_frame"),
+        *("takes_frames", "write_frame"),
     )
 
     def __init__(
@@ -91,7 +87,6 @@ class Exchange:
         self.complete = False
         self.gone = False
         self.takes_frames = False
-        self._gathers = False
         self.write_frame = wire.write
 
     # What comes from the client
@@ -219,9 +214,6 @@ class Exchange:
             framed, self._head = self._head + framed, b""
         if framed:
             self._wire.write(framed)
-        if more != self._gathers:
-            self._gathers = more
-            self._wire.gather(going=more)
         if not more:
             self.complete = True
             self._wake()

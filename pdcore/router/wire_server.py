@@ -36,7 +36,6 @@ from pdcore.router.lazy_timer import LazyTimer
 from pdcore.router.wire_exchange import Exchange, Message, RawHeaders
 from pdcore.telemetry import logger
 
-MOST_WAITING_BYTES: Final = 64 << 10
 _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 _JSON: Final = (b"content-type", b"application/json")
 _log = logger(__name__)
@@ -88,7 +87,6 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's derives from nothing
-        self.gather(going=False)
         self._server.connections.add(self)  # type: ignore[arg-type]
         scheme = "https" if transport.get_extra_info("sslcontext") else "http"
         server, client = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
@@ -228,11 +226,6 @@ class ServerConnection(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         if self.transport is not None:
             self.transport.write(data)
-
-    def gather(self, *, going: bool) -> None:
-        # uvloop sends at once what is above the limit, and what is below after the loop's turn.
-        if self.transport is not None:
-            self.transport.set_write_buffer_limits(high=MOST_WAITING_BYTES if going else 0)
 
     def drained(self) -> asyncio.Future[None] | None:
         return self._full

@@ -40,9 +40,6 @@ class Wire(asyncio.Transport):
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         self.written += b"".join(list_of_data)
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self.high = high
-
     def is_closing(self) -> bool:
         return self.aborted
 

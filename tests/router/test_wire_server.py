@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -448,26 +446,3 @@ async def _whole(got: Reading) -> bytes:
     while part := await got.read():
         body += part
     return body
-
-
-def test_an_answer_is_on_its_way_before_the_application_goes_on() -> None:
-    read, seen = threading.Event(), list[bool]()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(send, b"here")
-        seen.append(read.wait(SOON_S))  # holds up the loop: what it has not sent yet stays here
-
-    def ask(port: int) -> None:
-        with socket.create_connection(("127.0.0.1", port), SOON_S) as client:
-            client.sendall(POST % (0, b""))
-            while b"here" not in client.recv(1 << 16):
-                pass
-            read.set()
-
-    async def serve() -> None:
-        listener = listen("127.0.0.1", 0, "port")
-        async with answering(app, listener, protocol=ServerConnection):
-            await asyncio.to_thread(ask, port_of(listener))
-
-    uvloop.run(serve())
-    assert seen == [True]
