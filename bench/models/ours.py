@@ -17,6 +17,7 @@ from pdcore.engine.kv.region import pool_bytes
 from pdcore.engine.messages import Limits, Output, Sampling, Start
 from pdcore.engine.model import loader
 from pdcore.engine.model.config import ModelConfig
+from pdcore.engine.model.progress import NOBODY_ASKS
 from pdcore.engine.model.runner import ModelRunner
 from pdcore.engine.model_step import ModelStep
 from pdcore.engine.scheduler.limits import SchedulerLimits
@@ -66,7 +67,7 @@ class Ours:
         """One step; what came of it."""
         batch = self.scheduler.plan(time.monotonic()).batch
         requests = [self.scheduler.held(item.request_id) for item in batch]
-        return self.scheduler.complete(batch, self._model.run(batch, requests).tokens).outputs
+        return self.scheduler.complete(batch, self._model.run(batch, requests, NOBODY_ASKS).tokens).outputs
 
     @property
     def busy(self) -> bool:
