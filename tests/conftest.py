@@ -1,8 +1,9 @@
 """What holds for every test: the order of a run (what is fast comes first, so that it fails first), which tests share a
-process of a parallel run, whose assertions explain themselves, and that a child process hears of Ctrl-C."""
+process of a parallel run, whose assertions explain themselves, and what child processes do not inherit."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from typing import Final
@@ -29,7 +30,8 @@ def _log_of_its_own() -> Iterator[None]:
 
 
 def pytest_configure() -> None:
-    """A run that a shell put into the background ignores SIGINT, and whatever it starts would too."""
+    """What a run inherits and its children shall not: ignoring SIGINT, as in a shell's background, and a terminal's width."""
+    os.environ.pop("COLUMNS", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
