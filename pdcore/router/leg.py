@@ -45,15 +45,16 @@ class Owner(Protocol):
 
 
 class Leg:
-    """``streams``: the owner takes the body itself, part by part; else it is collected and judged here.
+    """``streams``: the owner takes the body itself, part by part; else it is collected and judged here. An owner that
+    gets frames past the leg says in ``watched`` when it heard, and in ``timer.at`` until when it waits then.
 
     Mutable state: ``call`` once begun, ``over`` once ended; whether the head has come and was a bad one (``_bad``); what
     was collected; and the deadline that the timer was last set to.
     """
 
     __slots__ = (
-        *("_bad", "_budget", "_deadline", "_ground", "_hold", "_key", "_owner", "_parts", "_size", "_timer"),
-        *("_watched", "call", "headed", "on_end", "over", "plan", "streams"),
+        *("_bad", "_budget", "_deadline", "_ground", "_hold", "_key", "_owner", "_parts", "_size"),
+        *("call", "headed", "on_end", "over", "plan", "streams", "timer", "watched"),
     )
 
     def __init__(self, plan: LegPlan, ground: Ground, budget: Budget, hold: Hold, owner: Owner) -> None:
@@ -62,10 +63,10 @@ class Leg:
         self._budget = budget
         self._hold = hold
         self._owner = owner
-        self._timer = LazyTimer(self._late, ground.clock.now)
+        self.timer = LazyTimer(self._late, ground.clock.now)
         self._deadline: Deadline | None = None
         self._key = key_of(plan.instance)
-        self._watched: Watched | None = None
+        self.watched: Watched | None = None
         self._bad: Failure | None = None
         self._parts: list[bytes] = []
         self._size = 0
@@ -79,7 +80,7 @@ class Leg:
         """Send the request."""
         ground, now = self._ground, self._ground.clock.now()
         ground.metrics.leg_began(self.plan.leg)
-        self._watched = ground.vigil.begin(self._key, self, now)
+        self.watched = ground.vigil.begin(self._key, self, now)
         self.wait_until(self._budget.head(now))
         self.call = ground.upstream.post(self.plan.post, self._look)
 
@@ -88,7 +89,7 @@ class Leg:
         if self.over:
             return
         self.over = True
-        self._timer.cancel()
+        self.timer.cancel()
         if self.call is not None:
             self.call.close()
             self._ground.vigil.end(self._key, self)
@@ -100,17 +101,11 @@ class Leg:
     def wait_until(self, deadline: Deadline | None) -> None:
         """Until when the engine has to say more; None where nobody waits for it."""
         self._deadline = deadline
-        self._timer.set(None if deadline is None else deadline[0])
+        self.timer.set(None if deadline is None else deadline[0])
 
     def froze(self) -> None:
         """Its instance is known not to answer."""
         self._fail("frozen", "the engine stopped answering")
-
-    def heard(self, now: float, until: float) -> None:
-        """Something came ``now`` that the owner has dealt with by itself; the same budget goes on ``until`` then."""
-        assert self._watched is not None, "not begun"
-        self._watched.heard_at = now
-        self._timer.at = until
 
     def take(self) -> bytes:
         """The next part of a body that streams, as far as it has come; raises the failure that it is."""
@@ -140,7 +135,7 @@ class Leg:
 
     def _look(self) -> None:
         """Something has come, or nothing more will."""
-        call, watched = self.call, self._watched
+        call, watched = self.call, self.watched
         assert call is not None, "told within post()"
         assert watched is not None, "not begun"
         if not call.status:
@@ -151,7 +146,7 @@ class Leg:
             self.headed = True
             self._meet_head(call)
         if self.streams:
-            self._timer.set(None)
+            self.timer.set(None)
             self._owner.came(self)
         elif not self.over:
             self._collect(call)

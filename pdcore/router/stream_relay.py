@@ -47,7 +47,10 @@ class StreamRelay:
         rename: Rename | None,
         on_first: Callable[[], None],
     ) -> None:
+        assert leg.watched is not None, "it has begun"
         self._leg = leg
+        self._watched = leg.watched
+        self._timer = leg.timer
         self._client = client
         self._outlet = client.outlet
         self._pace = client.pace
@@ -97,7 +100,8 @@ class StreamRelay:
         self._outlet.write_frame(frame)
         now = self._now()
         self._pace.goes_on(now)
-        self._leg.heard(now, now + self._idle_s)
+        self._watched.heard_at = now
+        self._timer.at = now + self._idle_s
         return True
 
     def _flow(self) -> bool:

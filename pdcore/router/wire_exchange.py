@@ -26,6 +26,10 @@ class Wire(Protocol):
 
     def write(self, data: bytes) -> None: ...
 
+    def writer(self) -> Callable[[bytes], None]:
+        """``write`` itself, for as long as the connection is open."""
+        ...
+
     def read_on(self) -> None:
         """The client may send again."""
         ...
@@ -87,7 +91,7 @@ class Exchange:
         self.complete = False
         self.gone = False
         self.takes_frames = False
-        self.write_frame = wire.write
+        self.write_frame: Callable[[bytes], None] = wire.write
 
     # What comes from the client
 
@@ -180,6 +184,8 @@ class Exchange:
             and not (self._head or self.complete or self.gone)
             and self._wire.drained() is None
         )
+        if self.takes_frames:
+            self.write_frame = self._wire.writer()
 
     def _opening(self, status: int, headers: RawHeaders) -> bytes:
         """The response's head; decides how its body is framed."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final, cast
 from urllib.parse import unquote
 
@@ -226,6 +227,9 @@ class ServerConnection(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         if self.transport is not None:
             self.transport.write(data)
+
+    def writer(self) -> Callable[[bytes], None]:
+        return self.write if self.transport is None else self.transport.write
 
     def drained(self) -> asyncio.Future[None] | None:
         return self._full
