@@ -14,7 +14,8 @@ from pdcore.router.callbacks import Callback, Callbacks, listening
 from pdcore.router.exchange import LegFailure
 from pdcore.router.learned import Learned
 from pdcore.router.pick import NoPair, Pick
-from pdcore.router.protocols.base import Attempt, Carried, Handshake, Plan, Unreadable, key_of
+from pdcore.router.protocols.base import Attempt, Carried, Handshake, Plan, Unreadable
+from pdcore.router.want import key_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

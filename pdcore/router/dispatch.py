@@ -34,10 +34,10 @@ from pdcore.router.protocols.base import (
     Plan,
     SecondLeg,
     Unreadable,
-    key_of,
 )
 from pdcore.router.stream_relay import Rename, StreamRelay
 from pdcore.router.upstream import Post
+from pdcore.router.want import key_of
 from pdcore.router.witness import Sighting
 
 LINGER_S: Final = 0.5  # how long a prefill answer may trail behind a finished request

@@ -15,10 +15,11 @@ from pdcore.router.exchange import Failure, LegFailure, RawAnswer, event_of_stat
 from pdcore.router.ground import Ground
 from pdcore.router.lazy_timer import LazyTimer
 from pdcore.router.load import Hold
-from pdcore.router.protocols.base import LegPlan, key_of
+from pdcore.router.protocols.base import LegPlan
 from pdcore.router.relay import error_in_stream, error_object
 from pdcore.router.upstream import Broken, Call, NotConnected
 from pdcore.router.vigil import Watched
+from pdcore.router.want import key_of
 
 MAX_ANSWER_BYTES: Final = 64 << 20
 MAX_ERROR_BYTES: Final = 1 << 20

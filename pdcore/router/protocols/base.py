@@ -13,7 +13,6 @@ from pdcore.router.exchange import Leg
 from pdcore.router.models import ANY_MODEL
 from pdcore.router.pick import InstanceKey, Pick
 from pdcore.router.upstream import Post
-from pdcore.router.want import key_of as key_of
 from pdcore.topology.instance import Instance
 
 KV_MARK: Final = "x-pdcore-kv"
