@@ -1,4 +1,4 @@
-"""What the ends of engines that stand on others have alike: opening their parts, and handing calls on."""
+"""What stands on other things that are opened with it: opening its parts, and, for a sender, handing calls on."""
 
 from __future__ import annotations
 

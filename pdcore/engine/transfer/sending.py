@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 import zmq
 
@@ -28,6 +28,7 @@ from pdcore.engine.transfer.failures import FailureCounts
 from pdcore.engine.transfer.gauges import SideGauges
 from pdcore.engine.transfer.links import Say
 from pdcore.engine.transfer.mapping import GroupSizes
+from pdcore.engine.transfer.opening import Parts
 from pdcore.engine.transfer.orders import (
     Announce,
     Expect,
@@ -60,7 +61,7 @@ class Endpoint(NamedTuple):
     transfer: dict[str, object]
 
 
-class SendingSession:
+class SendingSession(Parts):
     """See the module. ``layout`` is the whole model's, ``blocks`` counts this rank's per KV group."""
 
     def __init__(
@@ -100,22 +101,20 @@ class SendingSession:
         self._log = logger(__name__)
         self._blame = Blame(self._log, "malformed control message")
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            self._router = stack.enter_context(channel.open_socket(self._context, zmq.ROUTER))
-            self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            self._port = channel.bind(self._router, self._bind_ip)
-            stack.enter_context(self._sender)
-            stack.enter_context(self._writers)  # left first: no write outlives the mappings
-            self._stack = stack.pop_all()
-        return self
+    def enter(self, stack: ExitStack) -> None:
+        """The socket on which decode ranks ask, the engine's end, and who writes through it."""
+        self._router = stack.enter_context(channel.open_socket(self._context, zmq.ROUTER))
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._port = channel.bind(self._router, self._bind_ip)
+        stack.enter_context(self._sender)
+        stack.enter_context(self._writers)  # left first: no write outlives the mappings
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for job in self._jobs.values():
             job.stopped = True
-        self._stack.close()
+        super().__exit__(kind, error, trace)
 
     @property
     def endpoint(self) -> Endpoint:
