@@ -39,7 +39,7 @@ from pdcore.engine.transfer.plan import Buffer, RegionShape
 from pdcore.engine.transfer.receiving import ReceivingSession
 from pdcore.engine.transfer.sending import SendingSession
 from pdcore.engine.transfer.staging import StagedEngine, check_room
-from pdcore.engine.transfer.vigil import SHARE, Vigil
+from pdcore.engine.transfer.wakefulness import SHARE, Wakefulness
 from pdcore.engine.transfer.wire import RankIdentity
 from pdcore.topology.keys import RankPosition
 
@@ -247,7 +247,7 @@ def _decode(around: Surroundings) -> RoleParts:
             context=around.context,
             clock=SystemClock(),
             silence_s=around.spec.peer_silence_s,
-            vigil=Vigil(SHARE if len(os.sched_getaffinity(0)) > 1 else 0.0),
+            wakefulness=Wakefulness(SHARE if len(os.sched_getaffinity(0)) > 1 else 0.0),
             region=partial(DeviceRegion, device.torch_device) if direct else Region,
         )
     )

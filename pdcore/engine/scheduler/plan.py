@@ -87,7 +87,8 @@ class EndPeer(msgspec.Struct, frozen=True, kw_only=True):
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything this step does, decided by one rank and the same for all ranks of its DP group.
 
-    ``completing`` is true as soon as the KV of ``batch`` is in memory. ``restart`` says why this instance has to drain and start anew: memory that nothing else can make safe again.
+    ``completing`` holds as soon as the KV of ``batch`` is in memory. ``restart`` says why this instance has to drain
+    and start anew: memory that nothing else can make safe again.
     """
 
     admit: tuple[Admit, ...]

@@ -13,8 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import zmq
 
@@ -31,6 +30,7 @@ from pdcore.engine.transfer.gauges import SideGauges
 from pdcore.engine.transfer.liveness import Liveness
 from pdcore.engine.transfer.mapping import GroupSizes
 from pdcore.engine.transfer.memory import Region
+from pdcore.engine.transfer.opening import Parts
 from pdcore.engine.transfer.orders import (
     AbortHandoff,
     DecodeEvent,
@@ -48,12 +48,12 @@ from pdcore.engine.transfer.receive_ledger import ReceiveLedger
 from pdcore.engine.transfer.receive_statistics import ReceiveStatistics, statistics_of
 from pdcore.engine.transfer.send_ledger import SILENCE_S
 from pdcore.engine.transfer.slot import SlotArray
-from pdcore.engine.transfer.vigil import Vigil
+from pdcore.engine.transfer.wakefulness import Wakefulness
 from pdcore.errors import ErrorCode, PeerGone
 from pdcore.telemetry import logger
 
 
-class ReceivingSession:
+class ReceivingSession(Parts):
     """See the module. ``layout`` is the whole model's, ``blocks`` counts this rank's per KV group; ``resend_s`` is the
     first interval at which an unanswered message is repeated, ``region`` makes the memory of a size and alignment."""
 
@@ -72,7 +72,7 @@ class ReceivingSession:
         resend_s: float = 0.2,
         silence_s: float = SILENCE_S,
         region: Callable[[int, int], Region] = Region,
-        vigil: Vigil | None = None,
+        wakefulness: Wakefulness | None = None,
     ) -> None:
         self._shape = RegionShape(layout.shard(sizes.tp, identity.tp), blocks, slots, probes)
         self._asker = Asker(identity, sizes, layout, self._shape)
@@ -87,26 +87,19 @@ class ReceivingSession:
         self._gathering = Gathering()
         self._links: dict[PeerKey, PrefillLink] = {}
         self._pending: list[DecodeEvent] = []
-        self._vigil = vigil or Vigil()
+        self._wakefulness = wakefulness or Wakefulness()
         self._failures = FailureCounts()
         self._log = logger(__name__)
         self._blame = Blame(self._log, "malformed control message")
 
-    def __enter__(self) -> Self:
-        with ExitStack() as stack:
-            stack.enter_context(self._region)
-            stack.enter_context(self._receiver)
-            stack.callback(self._close_all)
-            self._records = self._region.records(self._shape)
-            self._slots = SlotArray(self._records.slots)
-            self._probing = Probing(self._records.probes, self._receiver, self._ledger.next_seq, self._log)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+    def enter(self, stack: ExitStack) -> None:
+        """The region, the engine's end over it, and what looks into it."""
+        stack.enter_context(self._region)
+        stack.enter_context(self._receiver)
+        stack.callback(self._close_all)
+        self._records = self._region.records(self._shape)
+        self._slots = SlotArray(self._records.slots)
+        self._probing = Probing(self._records.probes, self._receiver, self._ledger.next_seq, self._log)
 
     @property
     def region_buffer(self) -> Buffer:
@@ -120,7 +113,7 @@ class ReceivingSession:
 
     def next_wake(self) -> float:
         """When ``poll`` has something to do even if nothing is readable; the past means now."""
-        if self._pending or self._vigil.is_awake(self._clock.now()):
+        if self._pending or self._wakefulness.is_awake(self._clock.now()):
             return -math.inf
         wakes = [link.liveness.next_wake(welcomed=link.welcomed) for link in self._links.values()]
         hellos = [link.hello_at for link in self._links.values() if not link.welcomed]
@@ -243,7 +236,7 @@ class ReceivingSession:
                 case Linked():
                     link.hello_at = -math.inf
                 case Announced():
-                    self._vigil.announced(now)
+                    self._wakefulness.announced(now)
                 case Rung(seq=seq):
                     self._ledger.rang(link.key, seq)
                 case Revoked(seq=seq):
@@ -257,7 +250,7 @@ class ReceivingSession:
         lost = set(fenced)
         self._records.refresh(self._slots.end, self._probing.end_of_watched)
         for _index, slot in self._slots.look():
-            self._vigil.over(now)
+            self._wakefulness.over(now)
             if slot.seq not in self._ledger:
                 continue  # given up with another part of its hand-off, in this very loop
             entry = self._ledger[slot.seq]

@@ -139,7 +139,7 @@ def test_decode_stays_awake_from_the_announcement_until_the_slot(pair: Pair) -> 
     pair.until(lambda: has(pair.prefill, Handshaken))
     session, clock = pair.decode.session, pair.decode.clock
     pair.until(lambda: session.next_wake() > clock.now())
-    for _ in range(20):  # a machine that is busy may let the vigil pass unseen
+    for _ in range(20):  # a machine that is busy may not be seen staying awake
         pair.prefill.announce(3)
         pair.decode.turn()
         if session.next_wake() <= clock.now():

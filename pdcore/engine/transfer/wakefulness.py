@@ -16,10 +16,10 @@ SAVED_S: Final = 0.05
 """So much may be spent at once after a time without announcements."""
 
 
-class Vigil:
-    """``share`` 0 keeps no vigil: where there is one CPU, staying awake keeps others from working.
+class Wakefulness:
+    """``share`` 0 never stays awake: where there is one CPU, staying awake keeps others from working.
 
-    Mutable: ``_since`` (when the vigil began, infinity: there is none) and ``_left``, what may be spent, as of ``_at``.
+    Mutable: ``_since`` (since when it stays awake, infinity: it does not) and ``_left``, what may be spent, as of ``_at``.
     """
 
     def __init__(self, share: float = SHARE) -> None:
