@@ -19,8 +19,9 @@ BOOTSTRAP_PORT: Final = 8998
 PYTHON: Final = os.environ.get("ROUTER_PYTHON", sys.executable)
 """Runs our routers, with the packages of this process: the same minor version, built in another way say."""
 PROJECT: Final = HERE.parents[1]
-COMPILED: Final = PROJECT / "build/compiled"
-"""A copy of the project whose request path is compiled, where ``make compiled`` has made one."""
+_COMPILED: Final = PROJECT / "build/compiled"
+FASTEST: Final = _COMPILED if _COMPILED.exists() else PROJECT
+"""The copy of the project whose request path is compiled, where ``make compiled`` has made one."""
 
 
 def _packages(project: Path) -> Mapping[str, str]:
@@ -71,7 +72,7 @@ def _peers() -> list[Target]:
     ]
 
 
-def _ours(name: str, *arguments: str, project: Path = COMPILED) -> Target:
+def _ours(name: str, *arguments: str, project: Path = FASTEST) -> Target:
     return Target(
         name=name,
         command=(
@@ -79,7 +80,7 @@ def _ours(name: str, *arguments: str, project: Path = COMPILED) -> Target:
             *("--prefill", f"{{prefill}},bootstrap={BOOTSTRAP_PORT}", "--decode", "{decode}"),
             *("--protocol", "bootstrap", "--log-format", "json", *arguments),
         ),
-        environment=_packages(project if project.exists() else PROJECT),
+        environment=_packages(project),
     )
 
 
@@ -87,7 +88,7 @@ def _bare(name: str, **environment: str) -> Target:
     return Target(
         name=name,
         command=(PYTHON, "-m", "bench.router.bare", "{port}", "{prefill}", "{decode}"),
-        environment={**_packages(COMPILED if COMPILED.exists() else PROJECT), **environment},
+        environment={**_packages(FASTEST), **environment},
     )
 
 

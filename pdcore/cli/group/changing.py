@@ -11,6 +11,7 @@ from typing import Final
 import click
 
 from pdcore.cli.group.watching import (
+    NO_WAIT,
     WAIT_S,
     check_name,
     followed,
@@ -90,7 +91,7 @@ def scale(
 )
 @click.option("--role", hidden=True)
 @click.option("--member", hidden=True)
-@click.option("--no-wait", is_flag=True, help="Return at once; pdcore group status tells how it goes.")
+@NO_WAIT
 def restart(
     group: str,
     blue_green: bool,

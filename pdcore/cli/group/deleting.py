@@ -7,7 +7,15 @@ from typing import Final
 
 import click
 
-from pdcore.cli.group.watching import LOOK_S, WAIT_S, check_name, followed, tell_by_hand, telling_conflicts
+from pdcore.cli.group.watching import (
+    LOOK_S,
+    NO_WAIT,
+    WAIT_S,
+    check_name,
+    followed,
+    tell_by_hand,
+    telling_conflicts,
+)
 from pdcore.cli.terminal import reading_store
 from pdcore.config import COMMON, CommonConfig, load, options
 from pdcore.errors import ConfigError, PdcoreError
@@ -38,7 +46,7 @@ MOST_NAMED: Final = 8
     metavar="SECONDS",
     help="How long to wait until it is gone; exit status 1 if it is not by then.",
 )
-@click.option("--no-wait", is_flag=True, help="Return at once; pdcore group status tells how it goes.")
+@NO_WAIT
 @click.option("--wait", is_flag=True, hidden=True)
 def delete(
     group: str,

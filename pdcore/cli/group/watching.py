@@ -30,6 +30,9 @@ SYNC_S: Final = 10.0
 LOOK_S: Final = 0.5
 WAIT_S: Final = 1800.0
 """How long a command waits for what it has begun."""
+NO_WAIT: Final = click.option(
+    "--no-wait", is_flag=True, help="Return at once; pdcore group status tells how it goes."
+)
 
 
 @contextmanager

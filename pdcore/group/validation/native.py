@@ -23,13 +23,7 @@ OWNED: Final = frozenset(
     {
         *("role", "instance_id", "store", "cluster", "model", "model_name", "host", "port", "bootstrap_port"),
         *("take_over", "config", "group", "generation"),
-        *(
-            "nnodes",
-            "node_rank",
-            "leader",
-            "advertise_ip",
-            "kv_ifname",
-        ),  # a member is on one machine, at one address
+        *_ALONE,
     }
 )
 """Settings of an engine that follow from the group and its launcher."""
