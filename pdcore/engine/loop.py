@@ -133,6 +133,7 @@ class RankLoop:
         self._order(plan.batch, now, completing)
         if plan.batch:
             self._compute(plan.batch, completing)
+            self._counters.prefill_tokens += plan.prompt_tokens
         self._beats.beat(now)  # last: it wakes another process
         self._report(now, idle=not plan.batch and self._side.next_wake() > now)
         return bool(plan.batch)
@@ -188,12 +189,7 @@ class RankLoop:
             self._side.obey(order, now)
 
     def _compute(self, batch: Sequence[Compute], completing: Sequence[SendAhead]) -> None:
-        requests = [self._scheduler.held(item.request_id) for item in batch]
-        self._counters.prefill_tokens += sum(
-            len(item.token_ids)
-            for item, request in zip(batch, requests, strict=True)
-            if not request.generating
-        )
+        requests = self._scheduler.of(batch)
         firsts = [r for r in requests if r.generating and len(r.output) == 1] if self._traces else []
         began = self._clock.now()
         sampled = self._model.run(batch, requests, UnderWay(self._side, self._clock, completing))

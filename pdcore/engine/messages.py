@@ -91,7 +91,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     compat: dict[str, object]
 
 
-class Output(msgspec.Struct, frozen=True, kw_only=True):
+class Output(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """New tokens of one request. ``finish_reason`` (stop, length) comes with the last ones.
 
     The first output of a decode request also says that its KV arrived. ``logprobs`` has one entry per token if the

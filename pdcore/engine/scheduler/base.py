@@ -98,6 +98,11 @@ class Scheduler:
         """The held request of that id; KeyError if there is none."""
         return self._requests[request_id]
 
+    def of(self, batch: Iterable[Compute]) -> list[Request]:
+        """The held requests of a planned ``batch``, in its order."""
+        requests = self._requests
+        return [requests[item.request_id] for item in batch]
+
     def plan(self, now: float) -> StepPlan:
         """What to do in this step."""
         self._now = now
@@ -122,14 +127,16 @@ class Scheduler:
         A request that left meanwhile is skipped. ``settle`` follows, once what this returns is on its way."""
         outputs: list[Output] = []
         handoffs: list[Handoff] = []
+        running = self._running
         for item in batch:
-            request = self._running.get(item.request_id)
+            request_id = item.request_id
+            request = running.get(request_id)
             if request is None:
                 continue
             request.computed = item.start + len(item.token_ids)
             self._remember(request)
             if item.samples:
-                result = self._sampled(request, tokens[item.request_id])
+                result = self._sampled(request, tokens[request_id])
                 if isinstance(result, Output):
                     outputs.append(result)
                 else:
@@ -239,7 +246,12 @@ class Scheduler:
     def _finished(self, batch: tuple[Compute, ...]) -> StepPlan:
         """The plan, with what the role adds at its end."""
         making = self._plan
-        return StepPlan(admit=tuple(making.admit), batch=batch, fail=tuple(making.fail))
+        return StepPlan(
+            admit=tuple(making.admit),
+            batch=batch,
+            prompt_tokens=making.prompt_tokens,
+            fail=tuple(making.fail),
+        )
 
     # shared decisions
 
@@ -322,14 +334,15 @@ class Scheduler:
         """Who generates goes first; prompts share the tokens of the step."""
         batch: dict[str, Compute] = {}
         chunked: list[Request] = []
-        for request in tuple(self._running.values()):
-            if request.place is not Place.RUNNING:
+        running = Place.RUNNING
+        for request_id, request in tuple(self._running.items()):
+            if request.place is not running:
                 continue  # retracted for one before it
-            if not request.generating:
+            if not request.output or request.known - request.computed > 1:
                 chunked.append(request)
             elif request.known <= request.capacity or self._grow(request, batch):
-                batch[request.request_id] = Compute(
-                    request_id=request.request_id,
+                batch[request_id] = Compute(
+                    request_id=request_id,
                     token_ids=(request.output[-1],),
                     start=request.computed,
                     block_tables=request.blocks,
@@ -346,6 +359,7 @@ class Scheduler:
             [r.pending for r in fresh], [r.pending for r in again], self._limits.max_prefill_tokens
         )
         for request, count in zip((*fresh, *again), (*shares[0], *shares[1]), strict=True):
+            self._plan.prompt_tokens += count
             if count:
                 start = request.computed
                 batch[request.request_id] = Compute(

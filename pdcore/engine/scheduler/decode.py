@@ -226,6 +226,7 @@ class DecodeScheduler(Scheduler):
         return StepPlan(
             admit=tuple(making.admit),
             batch=batch,
+            prompt_tokens=making.prompt_tokens,
             fail=tuple(making.fail),
             end_peers=tuple(self._condemn()) if self._quarantined else (),
             restart=self._why_restart() if self._condemned else None,

@@ -87,6 +87,7 @@ class EndPeer(msgspec.Struct, frozen=True, kw_only=True):
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything this step does, decided by one rank and the same for all ranks of its DP group.
 
+    ``prompt_tokens`` of those in ``batch`` are no request's newest alone: prompts, and what is computed once more.
     ``completing`` holds as soon as the KV of ``batch`` is in memory. ``restart`` says why this instance has to drain
     and start anew: memory that nothing else can make safe again.
     """
@@ -94,6 +95,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     admit: tuple[Admit, ...]
     batch: tuple[Compute, ...]
     fail: tuple[Failure, ...]
+    prompt_tokens: int = 0
     ahead: tuple[Ahead, ...] = ()
     completing: tuple[Ahead, ...] = ()
     end_peers: tuple[EndPeer, ...] = ()
@@ -103,11 +105,12 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 class PlanInMaking:
     """What a plan holds so far."""
 
-    __slots__ = ("admit", "fail")
+    __slots__ = ("admit", "fail", "prompt_tokens")
 
     def __init__(self) -> None:
         self.admit: list[Admit] = []
         self.fail: list[Failure] = []
+        self.prompt_tokens = 0
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
