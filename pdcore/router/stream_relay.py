@@ -18,7 +18,7 @@ from pdcore.router.bell import Bell
 from pdcore.router.budget import Budget, Deadline
 from pdcore.router.exchange import LegFailure, failure_in_body
 from pdcore.router.finite import with_nulls
-from pdcore.router.frames import carries_more
+from pdcore.router.frames import RunningFrames
 from pdcore.router.leg import Leg
 from pdcore.router.relay import DONE, EventCutter, EventKind, EventTooLarge, StreamReader
 
@@ -61,6 +61,7 @@ class StreamRelay:
         self._on_first = on_first
         self._cutter = EventCutter()
         self._reader = StreamReader(items)
+        self._frames = RunningFrames()
         self._waiting: deque[bytes] = deque()
         self._wrong: LegFailure | None = None
         self._sending = False
@@ -95,7 +96,7 @@ class StreamRelay:
 
     def _take_frame(self, frame: bytes) -> bool:
         """Pass on a frame as it is if it holds one event of a stream that flows."""
-        if not (self._passes and self._outlet.takes_frames and carries_more(frame)):
+        if not (self._passes and self._outlet.takes_frames and self._frames.carries_more(frame)):
             return False
         self._outlet.write_frame(frame)
         now = self._now()

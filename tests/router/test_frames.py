@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdcore.router.frames import carries_more
+from pdcore.router.frames import RunningFrames
 from pdcore.router.relay import EventCutter, StreamReader
 
 MORE = b'{"id":"x","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}'
@@ -39,7 +39,7 @@ class Chunks:
 @pytest.mark.parametrize("size", ["%x", "%X"])
 def test_what_engines_send_is_seen_whatever_its_size(length: int, size: str) -> None:
     event = EVENT.replace(b'"a"', b'"' + b"a" * length + b'"')
-    assert carries_more(frame(event, size))
+    assert RunningFrames().carries_more(frame(event, size))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,10 @@ def test_what_engines_send_is_seen_whatever_its_size(length: int, size: str) -> 
     ],
 )
 def test_anything_else_is_left_to_those_who_read_it_thoroughly(data: bytes) -> None:
-    assert not carries_more(data)
+    assert not RunningFrames().carries_more(data)
+    frames = RunningFrames()
+    assert frames.carries_more(frame(EVENT))
+    assert not frames.carries_more(data)
 
 
 @given(
@@ -97,10 +100,59 @@ def test_anything_else_is_left_to_those_who_read_it_thoroughly(data: bytes) -> N
 def test_what_goes_on_is_what_parser_cutter_and_reader_make_of_it(parts: list[bytes]) -> None:
     event = b"".join(parts)
     data = frame(event)
-    if not carries_more(data):
+    if not RunningFrames().carries_more(data):
         return
     seen = Chunks(data)
     assert (seen.bodies, seen.complete) == ([event], True)
     assert list(EventCutter().push(event)) == [event]
     reader = StreamReader()
     assert (reader.read(event), reader.finished) == ("data", False)
+
+
+TEXTS = [
+    *(
+        b"",
+        b"b",
+        b" two words",
+        "gr\u00fc\u00df".encode(),
+        "\U0001f600".encode(),
+        b"\\n",
+        b'\\"',
+        b"\\",
+        b'"',
+        b"\n",
+        b"\x00",
+    ),
+    *(
+        b"\x7f",
+        b"\xff",
+        b"\xed\xa0\x80",
+        b'a","finish_reason":"stop',
+        b'"}',
+        b'","content":"',
+        b'"}}]}\n\ndata: {"a":"',
+    ),
+]
+
+
+@pytest.mark.parametrize("name", [b"content", b"text"])
+def test_frames_that_differ_in_their_text_alone_go_on_alike(name: bytes) -> None:
+    frames = RunningFrames()
+    for text in (b"a", b"", b"longer", "gr\u00fc\u00df".encode(), b"\\n", b"and more"):
+        assert frames.carries_more(frame(EVENT.replace(b'"content":"a"', b'"%b":"%b"' % (name, text))))
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(TEXTS), st.integers(0, 120), st.integers(0, 3), st.sampled_from(TEXTS)),
+        max_size=8,
+    )
+)
+def test_what_came_before_changes_nothing_about_what_a_frame_is_taken_for(
+    changes: list[tuple[bytes, int, int, bytes]],
+) -> None:
+    frames = RunningFrames()
+    for text, at, cut, put in changes:
+        event = EVENT.replace(b'"a"', b'"%b"' % text)
+        for data in (frame(event), frame(event[:at] + put + event[at + cut :])):
+            assert frames.carries_more(data) == RunningFrames().carries_more(data)
