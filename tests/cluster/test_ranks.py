@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from threading import Event
 from typing import Final
 
@@ -38,17 +39,19 @@ class Call:
 
 @dataclass(slots=True)
 class Load:
-    """Callers that ask again and again, until told to stop."""
+    """Callers that ask again and again, until told to stop; each time something new, so that every prefill has a share."""
 
     router: Router
     body: dict[str, object]
     stop: Event = field(default_factory=Event)
     calls: list[Call] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=count)
 
     def run(self) -> None:
         while not self.stop.is_set():
             sent = time.monotonic()
-            status = self.router.post("/v1/completions", self.body, timeout_s=30).status_code
+            body = {**self.body, "prompt": f"{next(self.numbers)} {self.body['prompt']}"}
+            status = self.router.post("/v1/completions", body, timeout_s=30).status_code
             self.calls.append(Call(sent, time.monotonic(), status))
             self.stop.wait(0.01 if status == 200 else 0.1)
 
