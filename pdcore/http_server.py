@@ -47,6 +47,8 @@ def listen(host: str, port: int, setting: str) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as wrong:
         listener.close()
+        if wrong.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(f"--host / PDCORE_HOST: {host!r} is no address of this machine") from None
         taken = wrong.errno == errno.EADDRINUSE
         reason = "is taken by another process" if taken else f"cannot be used: {wrong.strerror}"
         raise ConfigError(f"{named}: port {port} on {host} {reason}") from None

@@ -91,9 +91,9 @@ def token_ids(name: str, values: Sequence[object], vocab_size: int) -> tuple[int
 
 def _token_id(name: str, place: int, value: object, vocab_size: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise wrong(name, f"holds no token id at {place}, which would be an integer", value)
+        raise wrong(name, f"must hold token ids, which are integers, also at {place}", value)
     if not 0 <= value < vocab_size:
-        raise wrong(name, f"holds no token id at {place}; those are from 0 to {vocab_size - 1}", value)
+        raise wrong(name, f"must hold token ids from 0 to {vocab_size - 1}, also at {place}", value)
     return value
 
 

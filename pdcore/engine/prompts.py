@@ -53,7 +53,8 @@ def prompt_list(name: str, values: Sequence[object], vocab_size: int) -> tuple[P
     if not kinds & {str, list}:
         return (token_ids(name, values, vocab_size),)
     if len(kinds) > 1:
-        raise wrong(name, "mixes strings and token ids")
+        other = next(place for place, value in enumerate(values) if type(value) is not type(values[0]))
+        raise wrong(f"{name}[{other}]", f"must be of the same kind as {name}[0]: text, or token ids")
     if len(values) > MOST_PROMPTS:
         raise wrong(name, f"holds {len(values)} prompts; at most {MOST_PROMPTS} are supported")
     return tuple(_item(f"{name}[{place}]", value, vocab_size) for place, value in enumerate(values))

@@ -45,7 +45,7 @@ def load_settings(
     """The settings as they were given; without a model, the demo model where it has been made."""
     demo = demo_model_directory()
     known: dict[str, Default] = {"model": str(demo) if demo.is_dir() else None}
-    return load(
+    config = load(
         EngineConfig,
         ENGINE,
         flags,
@@ -53,3 +53,7 @@ def load_settings(
         defaults={**known, **(defaults or {})},
         ignored=ignored,
     )
+    if config.kv_tokens < config.block_size:
+        block = f"one block of {config.block_size} tokens (--block-size)"
+        raise ConfigError(f"--kv-tokens / PDCORE_KV_TOKENS: {config.kv_tokens} is less than {block}")
+    return config

@@ -123,11 +123,14 @@ def _count(param: str, prompt: object, form: Form) -> int:
         return 1
     if not isinstance(prompt, list):
         raise refuse(param, "must be a string, token ids, or a list of either")
+    if not prompt:
+        raise refuse(param, "is empty")
     if not any(isinstance(item, str | list) for item in prompt):
         _check_ids(param, prompt, form)
         return 1
-    if len({type(item) for item in prompt}) > 1:
-        raise refuse(param, "mixes strings and token ids")
+    other = next((place for place, item in enumerate(prompt) if type(item) is not type(prompt[0])), None)
+    if other is not None:
+        raise refuse(f"{param}[{other}]", f"must be of the same kind as {param}[0]: text, or token ids")
     if len(prompt) > MAX_ITEMS:
         raise refuse(param, f"holds {len(prompt)} prompts, more than {MAX_ITEMS}")
     check = _check_text if isinstance(prompt[0], str) else _check_ids

@@ -75,9 +75,6 @@ def test_prompts_are_text_or_token_ids_one_or_many(prompt: object, expected: obj
         None,
         "",
         [],
-        ["a", [1]],
-        ["a", 1],
-        [1, "a"],
         [True],
         [1.0],
         [-1],
@@ -102,6 +99,9 @@ def test_any_other_prompt_is_refused(prompt: object) -> None:
         ([[]], "prompt[0]"),
         ([[1], [VOCAB_SIZE]], "prompt[1]"),
         ([[1], [True]], "prompt[1]"),
+        (["a", [1]], "prompt[1]"),
+        (["a", "b", 1], "prompt[2]"),
+        ([1, "a"], "prompt[1]"),
     ],
 )
 def test_one_bad_prompt_of_many_is_named(prompt: object, param: str) -> None:

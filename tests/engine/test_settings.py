@@ -102,3 +102,10 @@ def test_what_is_known_and_not_used_is_one_line_at_the_start() -> None:
     said, refused = result.output.splitlines()
     assert "keys=model_config.exe_mode,model_config.enable_profiler" in said
     assert "nowhere is no directory" in refused
+
+
+def test_a_cache_of_less_than_a_block_is_refused_by_its_own_name() -> None:
+    with pytest.raises(
+        ConfigError, match=r"--kv-tokens / PDCORE_KV_TOKENS: 20 is less than one block of 1024"
+    ):
+        read(ETH0, kv_tokens="20", block_size="1024")

@@ -91,7 +91,7 @@ def test_what_cannot_be_advertised_is_not_listened_on(model: Path) -> None:
     for host in ("0.0.0.0", "::"):
         assert refusal(config(model, host=host)).startswith("--host / PDCORE_HOST")
     assert "is no address" in refusal(config(model, host="no.such.host.invalid"))
-    assert "cannot be used" in refusal(config(model, host="192.0.2.1"))
+    assert "'192.0.2.1' is no address of this machine" in refusal(config(model, host="192.0.2.1"))
 
 
 def test_a_model_that_cannot_be_served_is_refused(model: Path, tmp_path: Path) -> None:
