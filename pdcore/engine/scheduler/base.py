@@ -334,11 +334,11 @@ class Scheduler:
         """Who generates goes first; prompts share the tokens of the step."""
         batch: dict[str, Compute] = {}
         chunked: list[Request] = []
-        running = Place.RUNNING
+        running = Place.RUNNING  # an enum looks its members up anew, and generating is a call, for each of many
         for request_id, request in tuple(self._running.items()):
             if request.place is not running:
                 continue  # retracted for one before it
-            if not request.output or request.known - request.computed > 1:
+            if request.known - request.computed != 1 or not request.output:
                 chunked.append(request)
             elif request.known <= request.capacity or self._grow(request, batch):
                 batch[request_id] = Compute(
