@@ -20,6 +20,7 @@ from pdcore.engine.kv.blocks import Counts
 from pdcore.engine.messages import Output, Start
 from pdcore.engine.scheduler.chunks import share_with_recomputed
 from pdcore.engine.scheduler.deadlines import Deadlines
+from pdcore.engine.scheduler.fitting import refuse_what_cannot_run
 from pdcore.engine.scheduler.limits import SchedulerLimits
 from pdcore.engine.scheduler.line import Line, Verdict
 from pdcore.engine.scheduler.places import Place
@@ -219,7 +220,7 @@ class Scheduler:
 
     def _refuse(self, start: Start) -> None:
         """ApiError for a request that cannot be taken now, or ever."""
-        self._refuse_what_cannot_run(start)
+        refuse_what_cannot_run(start, self._limits.context_length, self._blocks.tokens)
         if len(self._requests) >= self._limits.max_queue:
             message = f"the engine holds {len(self._requests)} requests, its limit; try again"
             raise ApiError("rate_limited", message, retry_after_s=1)
@@ -245,13 +246,7 @@ class Scheduler:
 
     def _finished(self, batch: tuple[Compute, ...]) -> StepPlan:
         """The plan, with what the role adds at its end."""
-        making = self._plan
-        return StepPlan(
-            admit=tuple(making.admit),
-            batch=batch,
-            prompt_tokens=making.prompt_tokens,
-            fail=tuple(making.fail),
-        )
+        return self._plan.finished(batch)
 
     # shared decisions
 
@@ -302,17 +297,6 @@ class Scheduler:
         )
         self._end(request)
 
-    def _refuse_what_cannot_run(self, start: Start) -> None:
-        length, context = len(start.prompt), self._limits.context_length
-        if length == 0:
-            raise ApiError("invalid_request", "prompt is empty: it has no tokens", param="prompt")
-        if length >= context:
-            message = f"this model's context is {context} tokens; the prompt has {length} and leaves no room to answer"
-            raise ApiError("context_length_exceeded", message, param="prompt")
-        if length + 1 > self._blocks.tokens:
-            message = f"the KV cache holds {self._blocks.tokens} tokens; the prompt of {length} and one more do not fit"
-            raise ApiError("context_length_exceeded", message, param="prompt")
-
     def _growth_of(self, requests: Iterable[Request]) -> Counts:
         most = self._limits.reserved_tokens
         ahead = [min(most, r.most_known - r.known) for r in requests]
@@ -334,7 +318,7 @@ class Scheduler:
         """Who generates goes first; prompts share the tokens of the step."""
         batch: dict[str, Compute] = {}
         chunked: list[Request] = []
-        running = Place.RUNNING  # an enum looks its members up anew, and generating is a call, for each of many
+        running = Place.RUNNING  # each look-up of an enum's member, and each call, counts: there are many
         for request_id, request in tuple(self._running.items()):
             if request.place is not running:
                 continue  # retracted for one before it

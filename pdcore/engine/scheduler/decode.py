@@ -222,12 +222,8 @@ class DecodeScheduler(Scheduler):
         return self._backlog.has_room(claim) if peer is None else self._backlog.peer_has_room(peer, claim)
 
     def _finished(self, batch: tuple[Compute, ...]) -> StepPlan:
-        making = self._plan
-        return StepPlan(
-            admit=tuple(making.admit),
-            batch=batch,
-            prompt_tokens=making.prompt_tokens,
-            fail=tuple(making.fail),
+        return self._plan.finished(
+            batch,
             end_peers=tuple(self._condemn()) if self._quarantined else (),
             restart=self._why_restart() if self._condemned else None,
         )

@@ -112,6 +112,19 @@ class PlanInMaking:
         self.fail: list[Failure] = []
         self.prompt_tokens = 0
 
+    def finished(
+        self, batch: tuple[Compute, ...], *, end_peers: tuple[EndPeer, ...] = (), restart: str | None = None
+    ) -> StepPlan:
+        """The plan, which computes ``batch``."""
+        return StepPlan(
+            admit=tuple(self.admit),
+            batch=batch,
+            fail=tuple(self.fail),
+            prompt_tokens=self.prompt_tokens,
+            end_peers=end_peers,
+            restart=restart,
+        )
+
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What the computed tokens of a step mean: text for the leader, hand-offs for the transfer session."""
