@@ -18,9 +18,9 @@ from starlette.types import Receive, Scope, Send
 
 from bench.router.targets import BOOTSTRAP_PORT
 from pdcore.http_server import answering, listen
+from pdcore.router.chance import fresh_room
 from pdcore.router.departure import DEPARTURE
 from pdcore.router.interrupt import Interrupt
-from pdcore.router.rooms import fresh_room
 from pdcore.router.upstream import Post, Upstream
 from pdcore.router.wire_server import ServerConnection
 from pdcore.router.wire_upstream import WireUpstream

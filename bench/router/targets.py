@@ -20,7 +20,7 @@ PYTHON: Final = os.environ.get("ROUTER_PYTHON", sys.executable)
 """Runs our routers, with the packages of this process: the same minor version, built in another way say."""
 PROJECT: Final = HERE.parents[1]
 _COMPILED: Final = PROJECT / "build/compiled"
-FASTEST: Final = _COMPILED if _COMPILED.exists() else PROJECT
+FASTEST: Final = _COMPILED if (_COMPILED / "done").exists() else PROJECT
 """The copy of the project whose request path is compiled, where ``make compiled`` has made one."""
 
 

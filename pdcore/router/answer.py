@@ -13,9 +13,9 @@ import msgspec
 from starlette.types import Send
 
 from pdcore.errors import ApiError
-from pdcore.router.exchange import RawAnswer
 from pdcore.router.headers import as_raw, new_request_id
 from pdcore.router.lazy_timer import LazyTimer
+from pdcore.router.leg_failure import RawAnswer
 from pdcore.router.pace import Pace
 from pdcore.router.relay import error_event
 

@@ -28,8 +28,8 @@ from pdcore.router.pick import CompatMemo, Pick, Rules
 from pdcore.router.policies.prompt_memory import PromptMemory
 from pdcore.router.policies.selection import Selection
 from pdcore.router.protocols.ascend_layerwise import AscendLayerwise
-from pdcore.router.protocols.base import Handshake
 from pdcore.router.protocols.bootstrap import Bootstrap
+from pdcore.router.protocols.handshake import Handshake
 from pdcore.router.protocols.mooncake import Mooncake
 from pdcore.router.protocols.nixl import Nixl
 from pdcore.router.protocols.unified import Unified

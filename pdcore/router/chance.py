@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from typing import Final
 
+from pdcore.router.fields import MAX_ROOM
+
 AHEAD_BYTES: Final = 4096
 
 
@@ -32,3 +34,8 @@ class Chance:
 
 take: Final = Chance().take
 """The process's own."""
+
+
+def fresh_room() -> int:
+    """A room nobody used, with certainty enough: 63 random bits, never 0 ("not written")."""
+    return (int.from_bytes(take(8), "big") & MAX_ROOM) or MAX_ROOM

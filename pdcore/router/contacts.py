@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from pdcore.config import RouterConfig
-from pdcore.http_server import listen
-from pdcore.router.callbacks import Callback, Callbacks, listening
-from pdcore.router.exchange import LegFailure
+from pdcore.router.callbacks import Callback, Callbacks
 from pdcore.router.learned import Learned
+from pdcore.router.leg_failure import LegFailure
 from pdcore.router.pick import NoPair, Pick
-from pdcore.router.protocols.base import Attempt, Carried, Handshake, Plan, Unreadable
+from pdcore.router.protocols.base import Attempt, Carried, Plan
+from pdcore.router.protocols.handshake import Handshake
+from pdcore.router.protocols.unreadable import Unreadable
 from pdcore.router.want import key_of
 
 
@@ -45,17 +43,6 @@ class Contacts:
         """A request failed at ``chosen``: what was learned of its prefill is to be asked again."""
         if chosen.prefill is not None:
             self.learned.doubt(chosen.prefill.instance_id)
-
-
-@asynccontextmanager
-async def contacts(config: RouterConfig) -> AsyncIterator[Contacts]:
-    """Open them: a client, and a listener on ``config.metaserver_port``. Raises ConfigError when that is taken."""
-    with listen(config.host, config.metaserver_port, "metaserver_port") as listener:
-        async with (
-            Learned(timeout_s=config.connect_timeout_s) as learned,
-            listening(config.host, listener) as callbacks,
-        ):
-            yield Contacts(learned=learned, callbacks=callbacks)
 
 
 def takes_over(found: Pick | NoPair, carried: Carried) -> bool:

@@ -13,10 +13,6 @@ DEPARTURE: Final = "pdcore.departure"
 """The scope's extension of a server that can tell: a function that takes whom to call, or None for nobody."""
 
 
-class Departed(Exception):
-    """The client left while it was still sending."""
-
-
 async def while_there(
     scope: Scope, receive: Receive, on_gone: Callable[[], object], work: Awaitable[None]
 ) -> None:

@@ -18,23 +18,17 @@ from pdcore.router.answer import ClientAnswer
 from pdcore.router.bell import Bell
 from pdcore.router.budget import Budget, Deadline
 from pdcore.router.callbacks import Callback
-from pdcore.router.exchange import Effect, LegEvent, LegFailure, Phase, decide
+from pdcore.router.exchange import Effect, LegEvent, Phase, decide
 from pdcore.router.exchange import Leg as LegName
 from pdcore.router.ground import Ground
 from pdcore.router.headers import returned
 from pdcore.router.interrupt import Interrupt
 from pdcore.router.lazy_timer import LazyTimer
 from pdcore.router.leg import Leg, is_stream
+from pdcore.router.leg_failure import LegFailure
 from pdcore.router.load import Hold
-from pdcore.router.protocols.base import (
-    KV_MARK,
-    KV_RECEIVED,
-    Carried,
-    LegPlan,
-    Plan,
-    SecondLeg,
-    Unreadable,
-)
+from pdcore.router.protocols.base import KV_MARK, KV_RECEIVED, Carried, LegPlan, Plan, SecondLeg
+from pdcore.router.protocols.unreadable import Unreadable
 from pdcore.router.stream_relay import Rename, StreamRelay
 from pdcore.router.upstream import Post
 from pdcore.router.want import key_of

@@ -1,4 +1,4 @@
-"""The ports of a router: one for clients, and if it is wanted one for operators, with a certificate or without."""
+"""The ports of a router: one for clients, one that engines call, and if it is wanted one for operators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from starlette.types import ASGIApp
 
 from pdcore.config import RouterConfig
 from pdcore.http_server import answering, listen, url_of
+from pdcore.router.callbacks import listening
+from pdcore.router.contacts import Contacts
 from pdcore.router.credentials import Credentials
+from pdcore.router.learned import Learned
 from pdcore.telemetry import logger
 
 _log = logger(__name__)
@@ -29,6 +32,20 @@ async def operators_door(
         async with answering(app, listener, credentials.tls):
             _log.info("router shows itself to operators", url=url)
             yield url
+
+
+@asynccontextmanager
+async def engines_door(config: RouterConfig) -> AsyncIterator[Contacts]:
+    """Contacts with engines inside the block: a client, and a listener on ``config.metaserver_port`` for their calls.
+
+    Raises ConfigError when that port is taken.
+    """
+    with listen(config.host, config.metaserver_port, "metaserver_port") as listener:
+        async with (
+            Learned(timeout_s=config.connect_timeout_s) as learned,
+            listening(config.host, listener) as callbacks,
+        ):
+            yield Contacts(learned=learned, callbacks=callbacks)
 
 
 def warn_of_open_doors(config: RouterConfig, credentials: Credentials) -> None:

@@ -6,7 +6,7 @@ OpenAI's answers have ``choices``; the mission's ``/generate`` has ``finish_reas
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -81,6 +81,24 @@ class _More(msgspec.Struct, gc=False):
 
 decode_more: Final = msgspec.json.Decoder(_More).decode
 """Reads what almost every event's data is: more of one choice, and no end of anything; raises one of UNREADABLE."""
+
+
+class _Good(msgspec.Struct, gc=False):
+    """A choice that has a whole answer."""
+
+    finish_reason: Literal["stop", "length", "tool_calls"] | None = None
+
+
+class _Whole(msgspec.Struct, gc=False):
+    """A whole answer as almost every one is, without any error."""
+
+    choices: list[_Good] | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+    meta_info: None = None
+    error: None = None
+
+
+_decode_whole: Final = msgspec.json.Decoder(_Whole).decode
 _WHOLE: Final = msgspec.json.Decoder(Said | list[Said])
 
 
@@ -95,6 +113,11 @@ def failed_item(reason: object) -> EngineError | None:
 
 def read_answer(body: bytes) -> tuple[bytes, EngineError | None]:
     """A complete answer as a client may have it, and the error that it reports; raises :class:`NotAnAnswer`."""
+    try:
+        _decode_whole(body)
+        return body, None
+    except UNREADABLE:  # it is unusual
+        pass
     try:
         return body, _error_of(body)
     except UNREADABLE as wrong:

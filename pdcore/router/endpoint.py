@@ -17,9 +17,9 @@ from pdcore.router.answer import OUTLET, ClientAnswer
 from pdcore.router.api import Endpoint, parse
 from pdcore.router.budget import Budget
 from pdcore.router.candidate import candidate_of
-from pdcore.router.departure import Departed, while_there
-from pdcore.router.exchange import LegFailure, api_error
+from pdcore.router.departure import while_there
 from pdcore.router.interrupt import Interrupt
+from pdcore.router.leg_failure import LegFailure, api_error
 from pdcore.router.lifecycle import Lifecycle
 from pdcore.router.serving import Incoming, Serving, Trace, serve
 from pdcore.telemetry import record
@@ -92,6 +92,8 @@ class GenerationEndpoint:
         """Serve it; the outcome as the metrics name it."""
         try:
             incoming = await self._read(scope, receive, client, trace)
+            if incoming is None:
+                return "cancelled"
             await self._until_ended(scope, receive, client, incoming, interrupt)
         except ApiError as error:
             trace.error = _without_words(error)
@@ -99,8 +101,6 @@ class GenerationEndpoint:
         except LegFailure as failure:
             trace.error = str(failure)
             return await self._tell(client, api_error(failure), failure)
-        except Departed:
-            return "cancelled"
         return "ok"
 
     async def _cut_short(self, ending: Ending, client: ClientAnswer, trace: Trace) -> str:
@@ -125,7 +125,10 @@ class GenerationEndpoint:
         await client.fail(error, raw)
         return "passed_through" if raw is not None else error.code
 
-    async def _read(self, scope: Scope, receive: Receive, client: ClientAnswer, trace: Trace) -> Incoming:
+    async def _read(
+        self, scope: Scope, receive: Receive, client: ClientAnswer, trace: Trace
+    ) -> Incoming | None:
+        """What was sent; None when the client left while it was still sending."""
         raw = scope["headers"]
         head = headers.read(raw)
         client.request_id = head.request_id
@@ -140,6 +143,8 @@ class GenerationEndpoint:
         client.patience.set(now + config.idle_timeout_s)
         body = await _body(receive, head.content_length, config.max_body_bytes)
         client.patience.set(None)
+        if body is None:
+            return None
         trace.arrived = True
         request = parse(self._endpoint, body)
         trace.items, trace.stream = request.items, request.stream
@@ -164,7 +169,7 @@ class GenerationEndpoint:
 
         A client that leaves after its answer is complete has left nothing behind: then serving it ends by itself.
         """
-        if self._lifecycle.stopping.is_set():
+        if self._lifecycle.stopping:
             raise _stopping()
 
         def end(ending: Ending) -> None:
@@ -179,7 +184,7 @@ class GenerationEndpoint:
             self._lifecycle.forget(stop)
 
 
-async def _body(receive: Receive, announced: int | None, limit: int) -> bytes:
+async def _body(receive: Receive, announced: int | None, limit: int) -> bytes | None:
     if announced is not None and announced > limit:
         raise _too_large(limit)
     parts: list[bytes] = []
@@ -187,7 +192,7 @@ async def _body(receive: Receive, announced: int | None, limit: int) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Departed
+            return None
         part: bytes = message.get("body", b"")
         size += len(part)
         if size > limit:

@@ -13,8 +13,10 @@ from typing import Final, Self
 
 import httpx
 
-from pdcore.router.exchange import Failure, LegFailure
-from pdcore.router.protocols.base import Question, Unreadable
+from pdcore.router.exchange import Failure
+from pdcore.router.leg_failure import LegFailure
+from pdcore.router.protocols.base import Question
+from pdcore.router.protocols.unreadable import Unreadable
 
 MAX_ANSWER_BYTES: Final = 1 << 20
 

@@ -11,9 +11,10 @@ from typing import Final, Protocol
 
 from pdcore.router.budget import Budget, Deadline
 from pdcore.router.endings import NotAnAnswer, read_answer
-from pdcore.router.exchange import Failure, LegFailure, RawAnswer, event_of_status, failure_in_body
+from pdcore.router.exchange import Failure, event_of_status
 from pdcore.router.ground import Ground
 from pdcore.router.lazy_timer import LazyTimer
+from pdcore.router.leg_failure import LegFailure, RawAnswer, failure_in_body
 from pdcore.router.load import Hold
 from pdcore.router.protocols.base import LegPlan
 from pdcore.router.relay import error_in_stream, error_object

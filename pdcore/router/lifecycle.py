@@ -15,16 +15,17 @@ from pdcore.errors import ApiError
 
 
 class Lifecycle:
-    """Mutable state: ``latched``, ``draining``, the number of requests, the two events, and who is told of the stop."""
+    """Mutable state: ``latched``, ``draining``, ``stopping``, the number of requests, who is told of the stop,
+    and how many wait for the last request (``_waiting``)."""
 
     def __init__(self, *, max_in_flight: int) -> None:
         self._max_in_flight = max_in_flight
         self._requests = 0
         self._counted = _Counted(self)
         self._idle = asyncio.Event()
-        self._idle.set()
+        self._waiting = 0
         self._told: dict[Callable[[], object], None] = {}
-        self.stopping = asyncio.Event()
+        self.stopping = False
         self.draining = False
         self.latched = False
 
@@ -61,10 +62,9 @@ class Lifecycle:
         """Take no more requests; wait for those in flight, then stop the rest. True if none had to be stopped."""
         self.draining = True
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
+            await self._until_idle(timeout_s)
         except TimeoutError:
-            self.stopping.set()
+            self.stopping = True
             for call in tuple(self._told):
                 call()
             return False
@@ -73,19 +73,27 @@ class Lifecycle:
     async def wait_idle(self, timeout_s: float) -> bool:
         """True once no request is in flight, False if that takes longer."""
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
+            await self._until_idle(timeout_s)
         except TimeoutError:
             return False
         return True
 
+    async def _until_idle(self, timeout_s: float) -> None:
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._requests:
+                    self._idle.clear()
+                    await self._idle.wait()
+        finally:
+            self._waiting -= 1
+
     def _begin(self) -> None:
         self._requests += 1
-        self._idle.clear()
 
     def _end(self) -> None:
         self._requests -= 1
-        if not self._requests:
+        if self._waiting and not self._requests:
             self._idle.set()
 
 

@@ -14,8 +14,8 @@ from pdcore.registry.overlay.fleet import Fleet
 from pdcore.registry.overlay.suspect import Outcome
 from pdcore.router.api import PATHS, Endpoint
 from pdcore.router.exchange import FAILURES, Leg
+from pdcore.router.exposition import counter, gauge, histogram
 from pdcore.router.pace import Pace
-from pdcore.router.series import Spread, Tally
 
 OUTCOMES: Final = ("ok", "passed_through", *get_args(ErrorCode))
 LEG_OUTCOMES: Final = ("ok", "cancelled", *FAILURES)
@@ -32,46 +32,48 @@ class RouterMetrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry(auto_describe=True)
-        self.in_flight = Tally(registry, _named("in_flight"), "Requests being served.", falls=True)
-        self.answering = Tally(
-            registry, _named("answering"), "Requests whose answer has begun; the others wait.", falls=True
+        self.in_flight = gauge(registry, _named("in_flight"), "Requests being served.")
+        self.answering = gauge(
+            registry, _named("answering"), "Requests whose answer has begun; the others wait."
         )
         endpoints, legs = tuple(PATHS), {"leg": LEGS}
-        self._requests = Tally(
+        self._requests = counter(
             registry,
             _named("requests"),
             "Requests by how they ended.",
             {"endpoint": endpoints, "outcome": OUTCOMES},
         )
-        self._duration = Spread(
+        self._duration = histogram(
             registry, _named("request_seconds"), "Whole requests.", _LATENCY_S, {"endpoint": endpoints}
         )
-        self._first_event = Spread(
+        self._first_event = histogram(
             registry,
             _named("ttft_seconds"),
             "From a request to its stream's first event.",
             _LATENCY_S,
         )
-        self._between = Spread(
+        self._between = histogram(
             registry, _named("tpot_seconds"), "Mean time between a stream's events.", _BETWEEN_S
         )
-        self._legs_open = Tally(registry, _named("legs_in_flight"), "Open legs.", legs, falls=True)
-        self._legs = Tally(
+        self._legs_open = gauge(registry, _named("legs_in_flight"), "Open legs.", legs)
+        self._legs = counter(
             registry, _named("legs"), "Legs by how they ended.", {**legs, "outcome": LEG_OUTCOMES}
         )
-        self._retries = Tally(registry, _named("retries"), "Further attempts by reason.", {"reason": RETRIES})
-        self._refused = Tally(
+        self._retries = counter(
+            registry, _named("retries"), "Further attempts by reason.", {"reason": RETRIES}
+        )
+        self._refused = counter(
             registry, _named("refused"), "Requests of whom the router does not serve.", {"code": REFUSALS}
         )
-        self.late_prefill_failures = Tally(
+        self.late_prefill_failures = counter(
             registry,
             _named("late_prefill_failures"),
             "Prefill failures after the KV had arrived; the client saw none of them.",
         )
-        self.broken_streams = Tally(
+        self.broken_streams = counter(
             registry, _named("broken_streams"), "Streams that ended with an error event."
         )
-        self.unclaimed_rooms = Tally(
+        self.unclaimed_rooms = counter(
             registry,
             _named("unclaimed_rooms"),
             "Client rooms not claimed in the store because it was away.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec import Struct, field
 
@@ -135,14 +135,19 @@ def pick(
     return found
 
 
-class _Question(NamedTuple):
+class _Question:
     """One pick under way."""
 
-    topology: Topology
-    want: Want
-    load: Load
-    policies: RolePolicies
-    suspects: Set[str]
+    __slots__ = ("load", "policies", "suspects", "topology", "want")
+
+    def __init__(
+        self, topology: Topology, want: Want, load: Load, policies: RolePolicies, suspects: Set[str]
+    ) -> None:
+        self.topology = topology
+        self.want = want
+        self.load = load
+        self.policies = policies
+        self.suspects = suspects
 
     def answer(self, eligible: Eligible) -> Pick | NoPair:
         """The best of ``eligible``."""

@@ -27,9 +27,8 @@ from pdcore.registry.router_registration import RouterRegistration
 from pdcore.router import wire_connection
 from pdcore.router.app import build_app, build_operators_app
 from pdcore.router.assembly import assemble, watch_for_silence, watch_the_journal, watching_the_fleet
-from pdcore.router.contacts import contacts
 from pdcore.router.credentials import read_credentials
-from pdcore.router.doors import operators_door, warn_of_open_doors
+from pdcore.router.doors import engines_door, operators_door, warn_of_open_doors
 from pdcore.router.fixed.fleet import keyspace_of, store_shown, tended
 from pdcore.router.lifecycle import Lifecycle
 from pdcore.router.wire_server import ServerConnection
@@ -65,7 +64,7 @@ async def run(config: RouterConfig, listener: socket.socket) -> None:
             keyspace_of(config, keyspace) as store,
             Follower(store, keyspace, clock=clock) as follower,
             upstream,
-            contacts(config) as reached,
+            engines_door(config) as reached,
             RouterRegistration(store, keyspace, router_id, ttl_s=config.lease_ttl_s, clock=clock) as place,
         ):
             serving = assemble(

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from pdcore.registry.overlay.fleet import Fleet
 from pdcore.router.dispatch import Verdict
-from pdcore.router.exchange import Effect, LegFailure
+from pdcore.router.exchange import Effect
+from pdcore.router.leg_failure import LegFailure
 from pdcore.router.pick import InstanceKey, NoPair, Pick, Want
 from pdcore.router.want import key_of
 from pdcore.router.witness import Witness

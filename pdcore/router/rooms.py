@@ -1,4 +1,4 @@
-"""Rooms: fresh ones for the legs, and the external names that clients give theirs.
+"""The external names that clients give their rooms.
 
 A client's ``bootstrap_room`` never reaches an engine. While its request runs it is claimed, so that the same name is
 not served twice at once: always within this router, and across routers by a key under this router's lease, skipped
@@ -15,8 +15,6 @@ from typing import Final
 
 from pdcore.errors import ApiError, StoreError
 from pdcore.registry.store import Absent, Delete, LeaseId, Put, Store, ValueIs
-from pdcore.router.chance import take
-from pdcore.router.fields import MAX_ROOM
 from pdcore.telemetry import logger
 from pdcore.topology.keys import Keyspace
 
@@ -26,11 +24,6 @@ TAKE_BACK_S: Final = 0.5  # a slow store must not hold back an answer that is co
 Release = Callable[[], Awaitable[None]]
 
 _log = logger(__name__)
-
-
-def fresh_room() -> int:
-    """A room nobody used, with certainty enough: 63 random bits, never 0 ("not written")."""
-    return (int.from_bytes(take(8), "big") & MAX_ROOM) or MAX_ROOM
 
 
 class ClientRooms:

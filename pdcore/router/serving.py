@@ -23,20 +23,23 @@ from pdcore.router.answer import ClientAnswer
 from pdcore.router.api import TOKENIZING, ClientRequest
 from pdcore.router.budget import Budget
 from pdcore.router.callbacks import Callback
+from pdcore.router.chance import fresh_room
 from pdcore.router.contacts import Contacts, takes_over
 from pdcore.router.dispatch import AttemptRun, Presentation, Verdict
-from pdcore.router.exchange import LegFailure, Phase, decide
+from pdcore.router.exchange import Phase, decide
 from pdcore.router.fixed.fleet import FixedFleet
 from pdcore.router.ground import Ground
+from pdcore.router.leg_failure import LegFailure
 from pdcore.router.load import Ledger
 from pdcore.router.models import meant
 from pdcore.router.pick import NoPair, Pick, Rules, Want, pick
 from pdcore.router.policies.prompt_memory import PromptMemory
 from pdcore.router.prompt_size import estimated_tokens
-from pdcore.router.protocols.base import Attempt, Carried, Handshake
+from pdcore.router.protocols.base import Attempt, Carried
+from pdcore.router.protocols.handshake import Handshake
 from pdcore.router.relay import rename_room, rename_room_in_event
 from pdcore.router.retries import Retries
-from pdcore.router.rooms import ClientRooms, fresh_room
+from pdcore.router.rooms import ClientRooms
 
 
 class Trace(Struct, kw_only=True):

@@ -16,10 +16,10 @@ from pdcore.clock import Clock
 from pdcore.router.answer import ClientAnswer
 from pdcore.router.bell import Bell
 from pdcore.router.budget import Budget, Deadline
-from pdcore.router.exchange import LegFailure, failure_in_body
 from pdcore.router.finite import with_nulls
 from pdcore.router.frames import RunningFrames
 from pdcore.router.leg import Leg
+from pdcore.router.leg_failure import LegFailure, failure_in_body
 from pdcore.router.relay import DONE, EventCutter, EventKind, EventTooLarge, StreamReader
 
 DRAIN_S: Final = 0.5  # how long the end of a stream may trail behind its last event

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -15,17 +15,17 @@ InstanceKey = tuple[str, str]
 
 def key_of(instance: Instance) -> InstanceKey:
     """The incarnation that what is learned of ``instance`` holds for."""
-    return instance.instance_id, instance.incarnation
+    return instance.instance_id, instance.record.incarnation
 
 
-class Part(NamedTuple):
+class Part(Struct, frozen=True):
     """A stretch of a prompt: ``key`` names everything from its beginning to there, ``share`` is its part of the traffic."""
 
     key: int
     share: float
 
 
-class Prefix(NamedTuple):
+class Prefix(Struct, frozen=True):
     """Where a prompt stands among others.
 
     ``path`` leads from the part it shares with most others to the first it shares with few, its conversation; there is

@@ -12,6 +12,7 @@ Mutable state of a connection: ``_reply`` (the request being served, None while 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping
 from typing import Final, cast
 
@@ -22,6 +23,7 @@ from pdcore.router.wire_encoding import Inflater, inflater
 
 MOST_AHEAD_BYTES: Final = 64 << 10
 MAX_HEAD_BYTES: Final = 64 << 10
+_CAN_ACKNOWLEDGE_LATE: Final = hasattr(socket, "TCP_QUICKACK")  # Linux
 
 
 def _nobody() -> None:
@@ -75,6 +77,8 @@ class Reply:
         """See :meth:`pdcore.router.upstream.Call.offer_frames`."""
         if self._inflater is None:
             self.frames = take
+        if self._connection is not None:
+            self._connection.expect_many(self)
 
     def forget(self) -> None:
         """Nobody wants to be told any more."""
@@ -193,6 +197,19 @@ class Connection(asyncio.Protocol):
         """``reply`` can take more; if it is the one being served, read from the socket again."""
         if reply is self._reply:
             self._read_on()
+
+    def expect_many(self, reply: Reply) -> None:
+        """``reply`` comes in many small parts: have not every one of them acknowledged when it is read.
+
+        Linux does that by itself, and it is a tenth of what such a part costs. See tcp(7), ``TCP_QUICKACK``: the setting
+        holds until the kernel finds that a part waited for its acknowledgement in vain.
+        """
+        if not _CAN_ACKNOWLEDGE_LATE or reply is not self._reply or not self.usable:
+            return
+        assert self._transport is not None, "it is usable"
+        carrier = self._transport.get_extra_info("socket")
+        if carrier is not None:
+            carrier.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
 
     def _read_on(self) -> None:
         if self._paused and self._transport is not None and not self._transport.is_closing():

@@ -6,14 +6,10 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from pdcore.errors import PdcoreError
+from pdcore.router.upstream import NotConnected
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _ALWAYS: Final = "accept-encoding: identity\r\ncontent-type: application/json\r\n"
-
-
-class BadUrl(PdcoreError):
-    """A URL that nobody can connect to."""
 
 
 class Origin(NamedTuple):
@@ -32,19 +28,19 @@ class Target(NamedTuple):
 
 
 def target(url: str) -> Target:
-    """Where ``url`` leads. Raises :class:`BadUrl`."""
+    """Where ``url`` leads. Raises NotConnected for one that nobody can connect to."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as wrong:
-        raise BadUrl(f"{url[:256]!r} is no URL: {wrong}") from None
+        raise NotConnected(f"{url[:256]!r} is no URL: {wrong}", timed_out=False) from None
     if parts.scheme not in _DEFAULT_PORTS or not host or parts.username is not None:
-        raise BadUrl(f"{url[:256]!r} is no URL of an engine")
+        raise NotConnected(f"{url[:256]!r} is no URL of an engine", timed_out=False)
     path = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
     named = f"[{host}]" if ":" in host else host
     host_header = named if port is None else f"{named}:{port}"
     if not all("!" <= character <= "~" for character in path + host_header):
-        raise BadUrl(f"{url[:256]!r} has characters that no request may carry")
+        raise NotConnected(f"{url[:256]!r} has characters that no request may carry", timed_out=False)
     origin = Origin(host, port or _DEFAULT_PORTS[parts.scheme], parts.scheme == "https")
     return Target(origin, f"POST {path} HTTP/1.1\r\nhost: {host_header}\r\n{_ALWAYS}")
 

@@ -18,7 +18,7 @@ from typing import Final, Self
 
 from pdcore.router.upstream import KEEPALIVE_S, NotConnected, Post
 from pdcore.router.wire_connection import Connection, Reply
-from pdcore.router.wire_request import BadUrl, Origin, Target, head, target
+from pdcore.router.wire_request import Origin, Target, head, target
 
 MOST_TARGETS: Final = 16384
 CLOSING_S: Final = 1.0
@@ -73,8 +73,8 @@ class WireUpstream:
         call = WireCall(self, on_change)
         try:
             to = self._target(post.url)
-        except BadUrl as wrong:
-            call.fail(NotConnected(str(wrong), timed_out=False))
+        except NotConnected as wrong:
+            call.fail(wrong)
             self._loop.call_soon(call.tell)
             return call
         sent = head(to, post.headers, len(post.body))

@@ -19,9 +19,10 @@ from pdcore.registry.overlay.suspect import Note
 from pdcore.registry.overlay.view import View
 from pdcore.router.api import ClientRequest
 from pdcore.router.breaker import Breakers
-from pdcore.router.exchange import Leg, LegFailure
+from pdcore.router.exchange import Leg
 from pdcore.router.fate import Fate, fate
 from pdcore.router.kv_path import KvPath
+from pdcore.router.leg_failure import LegFailure
 from pdcore.router.load import Ledger
 from pdcore.router.pick import InstanceKey, Pick
 from pdcore.router.poison import Poison, fingerprint

@@ -22,7 +22,7 @@ from pdcore.registry.store import Delete, LeaseId, Put
 from pdcore.router.access import OPEN, Access
 from pdcore.router.app import build_app
 from pdcore.router.assembly import assemble, watch_for_silence, watching_the_fleet
-from pdcore.router.contacts import contacts
+from pdcore.router.doors import engines_door
 from pdcore.router.fixed.fleet import tended
 from pdcore.router.lifecycle import Lifecycle
 from pdcore.router.metrics import LEGS
@@ -195,7 +195,7 @@ async def running_fleet(
         store,
         Follower(store, SPACE, clock=clock) as follower,
         upstream,
-        contacts(settings) as reached,
+        engines_door(settings) as reached,
     ):
         serving = assemble(
             settings,

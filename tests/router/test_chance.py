@@ -6,10 +6,9 @@ from itertools import cycle
 
 import pytest
 
-from pdcore.router.chance import AHEAD_BYTES, Chance
+from pdcore.router.chance import AHEAD_BYTES, Chance, fresh_room
 from pdcore.router.fields import MAX_ROOM
 from pdcore.router.headers import new_request_id
-from pdcore.router.rooms import fresh_room
 
 pytestmark = pytest.mark.unit
 

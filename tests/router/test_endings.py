@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pdcore.router.endings import NotAnAnswer, read_answer
 
 pytestmark = pytest.mark.unit
+
+many = settings(max_examples=300, deadline=None, derandomize=True, database=None)
 
 GOOD: list[object] = [
     {
@@ -47,6 +52,38 @@ def test_one_failed_item_is_the_error_of_the_request(document: object, says: str
     _, error = read_answer(json.dumps(document).encode())
     assert error is not None
     assert says in str(error["message"])
+
+
+GOOD_REASONS = (None, "stop", "length", "tool_calls", "content_filter", {"type": "stop"}, 7, "")
+BAD_REASONS = ("abort", "error", {"type": "abort", "message": "why"}, {"type": "error"})
+items = st.fixed_dictionaries({}, optional={"finish_reason": st.sampled_from(GOOD_REASONS + BAD_REASONS)})
+documents = st.fixed_dictionaries(
+    {"usage": st.none() | st.just({"total_tokens": 3})},
+    optional={
+        "choices": st.lists(items, max_size=3) | st.none(),
+        "finish_reason": st.sampled_from(GOOD_REASONS + BAD_REASONS),
+        "meta_info": items | st.none(),
+        "error": st.sampled_from((None, None, "why", {"message": "why"})),
+    },
+)
+
+
+def has_failed(document: Mapping[str, object]) -> bool:
+    """Said without a word about how it is found out."""
+    choices, said = document.get("choices") or [], document.get("meta_info") or {}
+    assert isinstance(choices, list)
+    assert isinstance(said, dict)
+    reasons = [one.get("finish_reason") for one in (document, said, *choices)]
+    return document.get("error") is not None or any(reason in BAD_REASONS for reason in reasons)
+
+
+@many
+@given(documents)
+def test_what_is_told_at_a_glance_is_what_a_whole_reading_says(document: dict[str, object]) -> None:
+    body = json.dumps(document).encode()
+    found, error = read_answer(body)
+    assert found == body
+    assert (error is not None) == has_failed(document)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 from pdcore.errors import ApiError, StoreUnavailable
 from pdcore.registry.memory import MemoryStore
 from pdcore.registry.store import Committed, Condition, Delete, LeaseId, Write
-from pdcore.router.rooms import ClientRooms, fresh_room
+from pdcore.router.chance import fresh_room
+from pdcore.router.rooms import ClientRooms
 from tests.router.fleet import SPACE
 
 pytestmark = pytest.mark.unit

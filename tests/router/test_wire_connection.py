@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Iterable, Mapping
 
 import pytest
@@ -374,3 +375,23 @@ async def test_what_comes_within_a_chunk_is_never_offered() -> None:
     assert offered == [b"1", b"1;x=1\r\nb\r\n"]
     line.hears(b"1\r\nc\r\n")
     assert (offered[-1], asked.reply.take()) == (b"1\r\nc\r\n", b"")
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="a setting of Linux")
+async def test_the_parts_of_an_answer_that_is_taken_by_frames_are_not_each_acknowledged_at_once() -> None:
+    def at_once() -> bool:
+        return bool(carrier.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        transport, connection = await asyncio.get_running_loop().create_connection(
+            lambda: Connection(lambda _: None), *listener.getsockname()
+        )
+        carrier = transport.get_extra_info("socket")
+        carrier.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        reply = Reply()
+        connection.send(reply, b"head", b"body")
+        assert at_once()
+        reply.offer_frames(lambda _: False)
+        assert not at_once()
+        connection.close("enough")
+        reply.offer_frames(lambda _: False)  # of a connection that is gone: nothing to set

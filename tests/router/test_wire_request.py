@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdcore.router.wire_request import BadUrl, Origin, head, target
+from pdcore.router.upstream import NotConnected
+from pdcore.router.wire_request import Origin, head, target
 from tests.support.odd_text import ODD
 
 pytestmark = pytest.mark.unit
@@ -51,7 +52,7 @@ def test_the_host_is_named_as_the_url_names_it() -> None:
     ],
 )
 def test_what_leads_nowhere_is_refused(url: str) -> None:
-    with pytest.raises(BadUrl):
+    with pytest.raises(NotConnected):
         target(url)
 
 

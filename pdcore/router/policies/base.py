@@ -6,7 +6,9 @@ Scores are tuples, compared term by term, and the terms have names: that is how 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from msgspec import Struct
 
 from pdcore.router.want import Load, Want
 from pdcore.topology.instance import Instance
@@ -37,7 +39,7 @@ class Policy(Protocol):
         ...
 
 
-class Choice(NamedTuple):
+class Choice(Struct, frozen=True):
     """Who was chosen of whom, and by which scores; there are none where there was no choice."""
 
     policy: Policy

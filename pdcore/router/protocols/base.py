@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar, Final, Literal, Protocol
+from typing import Final, Literal
 
 from msgspec import Struct
 
-from pdcore.errors import PdcoreError
 from pdcore.router.api import PATHS, ClientRequest
 from pdcore.router.exchange import Leg
 from pdcore.router.models import ANY_MODEL
@@ -42,7 +41,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     request_id: str
     remaining_ms: int
     forwarded: Mapping[str, str]
-    learned: object = None
+    learned: object | None = None
     callback_url: str | None = None
     carried: Carried | None = None
 
@@ -58,10 +57,6 @@ class LegPlan(Struct, frozen=True, kw_only=True):
     leg: Leg
     instance: Instance
     post: Post
-
-
-class Unreadable(PdcoreError):
-    """What an engine said is not what its protocol needs to go on."""
 
 
 class SecondLeg(Struct, frozen=True, kw_only=True):
@@ -93,25 +88,6 @@ class Question(Struct, frozen=True, kw_only=True):
     key: InstanceKey
     url: str
     read: Callable[[bytes], object]
-
-
-class Handshake(Protocol):
-    """One protocol. Pure."""
-
-    calls_back: ClassVar[bool] = False
-    """Whether an engine speaks to the router before it answers: then an attempt has a ``callback_url``."""
-
-    def check(self, request: ClientRequest) -> None:
-        """Raise the 400 for what engines of this protocol cannot do."""
-        return None
-
-    def question(self, pick: Pick) -> Question | None:
-        """What to ask before planning, if anything."""
-        return None
-
-    def plan(self, attempt: Attempt) -> Plan:
-        """The legs of ``attempt``."""
-        ...
 
 
 def url_of(attempt: Attempt, instance: Instance) -> str:

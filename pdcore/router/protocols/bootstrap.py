@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pdcore.router.protocols.base import Attempt, Handshake, LegPlan, Plan, post, url_of
+from pdcore.router.protocols.base import Attempt, LegPlan, Plan, post, url_of
+from pdcore.router.protocols.handshake import Handshake
 from pdcore.router.upstream import Post
 
 

@@ -13,8 +13,10 @@ import msgspec
 
 from pdcore.router.api import ClientRequest
 from pdcore.router.pick import Pick
-from pdcore.router.protocols.base import Attempt, Handshake, LegPlan, Plan, Question, Unreadable
+from pdcore.router.protocols.base import Attempt, LegPlan, Plan, Question
+from pdcore.router.protocols.handshake import Handshake
 from pdcore.router.protocols.prefill_only import check_one_hand_off
+from pdcore.router.protocols.unreadable import Unreadable
 from pdcore.router.protocols.vllm import chosen_rank, decode_post, prefill_post
 from pdcore.router.want import key_of
 from pdcore.topology.instance import Instance

@@ -12,7 +12,8 @@ from functools import partial
 from typing import Final
 
 from pdcore.router.api import ClientRequest
-from pdcore.router.protocols.base import Attempt, Handshake, LegPlan, Plan, SecondLeg
+from pdcore.router.protocols.base import Attempt, LegPlan, Plan, SecondLeg
+from pdcore.router.protocols.handshake import Handshake
 from pdcore.router.protocols.prefill_only import check_one_hand_off
 from pdcore.router.protocols.vllm import chosen_rank, decode_post, prefill_post, transfer_params
 from pdcore.router.upstream import Post

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pdcore.router.protocols.base import Attempt, Handshake, LegPlan, Plan, post
+from pdcore.router.protocols.base import Attempt, LegPlan, Plan, post
+from pdcore.router.protocols.handshake import Handshake
 
 
 class Unified(Handshake):

@@ -12,8 +12,9 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from pdcore.router.protocols.base import Attempt, Unreadable, post
+from pdcore.router.protocols.base import Attempt, post
 from pdcore.router.protocols.prefill_only import one_token
+from pdcore.router.protocols.unreadable import Unreadable
 from pdcore.router.upstream import Post
 from pdcore.topology.instance import Instance
 

@@ -95,8 +95,8 @@ def test_the_smallest_cache_decides_what_fits_and_one_that_does_not_say_has_a_us
     assert fits_everywhere(prefix, instances(2, kv_tokens=4096))
     assert not fits_everywhere(prefix, [*instances(2, kv_tokens=4096), instance("small", kv_tokens=4095)])
     silent = instances(1, kv_tokens=0)
-    assert fits_everywhere(prefix._replace(shared_bytes=USUAL_CACHE_TOKENS), silent)
-    assert not fits_everywhere(prefix._replace(shared_bytes=USUAL_CACHE_TOKENS + 1), silent)
+    assert fits_everywhere(structs.replace(prefix, shared_bytes=USUAL_CACHE_TOKENS), silent)
+    assert not fits_everywhere(structs.replace(prefix, shared_bytes=USUAL_CACHE_TOKENS + 1), silent)
 
 
 def test_what_is_too_much_for_one_goes_to_the_next_in_the_same_order_everywhere() -> None:

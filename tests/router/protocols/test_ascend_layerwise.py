@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pdcore.router.protocols.ascend_layerwise import AscendLayerwise
-from pdcore.router.protocols.base import Unreadable
+from pdcore.router.protocols.unreadable import Unreadable
 from tests.router.conformance.strict import not_a_prefill
 from tests.router.protocols.attempts import attempt, body_of, legs_of
 

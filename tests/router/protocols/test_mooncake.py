@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdcore.router.pick import Pick
-from pdcore.router.protocols.base import Question, Unreadable
+from pdcore.router.protocols.base import Question
 from pdcore.router.protocols.mooncake import EngineIds, Mooncake
+from pdcore.router.protocols.unreadable import Unreadable
 from pdcore.topology.instance import Instance
 from tests.router.conformance.strict import not_a_prefill
 from tests.router.protocols.attempts import attempt, body_of, instance, legs_of

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from pdcore.router.protocols.base import Carried, Unreadable
+from pdcore.router.protocols.base import Carried
 from pdcore.router.protocols.nixl import ASK, Nixl
+from pdcore.router.protocols.unreadable import Unreadable
 from tests.router.conformance.strict import not_a_prefill
 from tests.router.protocols.attempts import attempt, body_of, instance, legs_of
 

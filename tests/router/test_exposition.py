@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from pdcore.router.series import Spread, Tally
+from pdcore.router.exposition import counter, gauge, histogram
 
 pytestmark = pytest.mark.unit
 
@@ -23,7 +23,7 @@ def samples(registry: CollectorRegistry) -> set[str]:
 
 def test_every_label_set_is_there_from_the_start_and_no_other_can_be_counted() -> None:
     registry = CollectorRegistry()
-    tally = Tally(registry, "t", "Help.", {"a": ("x", "y"), "b": ("1", "2")})
+    tally = counter(registry, "t", "Help.", {"a": ("x", "y"), "b": ("1", "2")})
     assert len(samples(registry)) == 4
     tally.inc("x", "2")
     assert 't_total{a="x",b="2"} 1.0' in samples(registry)
@@ -34,15 +34,15 @@ def test_every_label_set_is_there_from_the_start_and_no_other_can_be_counted() -
 
 def test_a_tally_reads_as_the_clients_own_counter_and_gauge() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    tally, counter = Tally(ours, "c", "Help."), Counter("c", "Help.", registry=theirs)
-    level, gauge = Tally(ours, "g", "Help.", falls=True), Gauge("g", "Help.", registry=theirs)
+    tally, their_count = counter(ours, "c", "Help."), Counter("c", "Help.", registry=theirs)
+    level, their_level = gauge(ours, "g", "Help."), Gauge("g", "Help.", registry=theirs)
     for _ in range(3):
         tally.inc()
-        counter.inc()
+        their_count.inc()
         level.inc()
-        gauge.inc()
+        their_level.inc()
     level.dec()
-    gauge.dec()
+    their_level.dec()
     assert samples(ours) == samples(theirs)
 
 
@@ -50,10 +50,10 @@ def test_a_tally_reads_as_the_clients_own_counter_and_gauge() -> None:
 @given(st.lists(st.sampled_from([*BOUNDS, 0.0, 0.05, 0.3, 11.0, 1e9]), max_size=12))
 def test_a_spread_reads_as_the_clients_own_histogram(values: list[float]) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    spread = Spread(ours, "h", "Help.", BOUNDS, {"e": ("x",)})
-    histogram = Histogram("h", "Help.", ["e"], buckets=BOUNDS, registry=theirs)
-    histogram.labels("x")
+    spread = histogram(ours, "h", "Help.", BOUNDS, {"e": ("x",)})
+    their_spread = Histogram("h", "Help.", ["e"], buckets=BOUNDS, registry=theirs)
+    their_spread.labels("x")
     for value in values:
         spread.observe(value, "x")
-        histogram.labels("x").observe(value)
+        their_spread.labels("x").observe(value)
     assert samples(ours) == samples(theirs)
