@@ -36,6 +36,11 @@ def decoded_classes(module: ast.Module) -> list[str]:
     return sorted(own & named)
 
 
+def async_blocks(module: ast.Module) -> list[int]:
+    """Lines of ``async with`` and ``async for``: a cancellation that meets one is lost, or ends the process."""
+    return [one.lineno for one in ast.walk(module) if isinstance(one, ast.AsyncWith | ast.AsyncFor)]
+
+
 def test_nothing_is_compiled_unless_it_is_asked_for() -> None:
     assert HOOK["enable-by-default"] is False
 
@@ -45,10 +50,12 @@ def test_what_is_compiled_means_the_same_as_it_does_in_python(path: Path) -> Non
     module = ast.parse(path.read_text(encoding="utf-8"))
     assert raised_classes(module) == []
     assert decoded_classes(module) == []
+    assert async_blocks(module) == []
 
 
 def test_the_kinds_that_are_not_compiled_are_seen() -> None:
     router = PROJECT / "pdcore/router"
+    assert len(async_blocks(ast.parse((router / "polling.py").read_text(encoding="utf-8")))) == 1
     assert raised_classes(ast.parse((router / "leg_failure.py").read_text(encoding="utf-8"))) == [
         "LegFailure"
     ]

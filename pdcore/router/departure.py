@@ -7,7 +7,7 @@ from typing import Final
 
 from starlette.types import Receive, Scope
 
-from pdcore.beside import running_beside
+from pdcore.router.polling import while_polled
 
 DEPARTURE: Final = "pdcore.departure"
 """The scope's extension of a server that can tell: a function that takes whom to call, or None for nobody."""
@@ -22,17 +22,9 @@ async def while_there(
     """
     tell: Callable[[Callable[[], object] | None], None] | None = scope.get("extensions", {}).get(DEPARTURE)
     if tell is None:
-        async with running_beside(_ask(receive, on_gone)):
-            await work
-        return
+        return await while_polled(receive, on_gone, work)
     tell(on_gone)
     try:
         await work
     finally:
         tell(None)
-
-
-async def _ask(receive: Receive, on_gone: Callable[[], object]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    on_gone()

@@ -32,6 +32,7 @@ from pdcore.router.protocols.unreadable import Unreadable
 from pdcore.router.stream_relay import Rename, StreamRelay
 from pdcore.router.upstream import Post
 from pdcore.router.want import key_of
+from pdcore.router.within import within
 from pdcore.router.witness import Sighting
 
 LINGER_S: Final = 0.5  # how long a prefill answer may trail behind a finished request
@@ -268,8 +269,7 @@ class AttemptRun:
             return
         prefill.on_end = asyncio.Event()
         try:
-            async with asyncio.timeout(LINGER_S):
-                await prefill.on_end.wait()
+            await within(LINGER_S, prefill.on_end.wait())
         except TimeoutError:
             return
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 
 from pdcore.errors import ApiError
+from pdcore.router.within import within
 
 
 class Lifecycle:
@@ -62,7 +63,7 @@ class Lifecycle:
         """Take no more requests; wait for those in flight, then stop the rest. True if none had to be stopped."""
         self.draining = True
         try:
-            await self._until_idle(timeout_s)
+            await within(timeout_s, self._until_idle())
         except TimeoutError:
             self.stopping = True
             for call in tuple(self._told):
@@ -73,18 +74,17 @@ class Lifecycle:
     async def wait_idle(self, timeout_s: float) -> bool:
         """True once no request is in flight, False if that takes longer."""
         try:
-            await self._until_idle(timeout_s)
+            await within(timeout_s, self._until_idle())
         except TimeoutError:
             return False
         return True
 
-    async def _until_idle(self, timeout_s: float) -> None:
+    async def _until_idle(self) -> None:
         self._waiting += 1
         try:
-            async with asyncio.timeout(timeout_s):
-                while self._requests:
-                    self._idle.clear()
-                    await self._idle.wait()
+            while self._requests:
+                self._idle.clear()
+                await self._idle.wait()
         finally:
             self._waiting -= 1
 

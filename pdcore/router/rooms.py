@@ -71,6 +71,11 @@ class ClientRooms:
         finally:
             await release()
 
+    async def while_claimed(self, room: int, work: Callable[[Release], Awaitable[None]]) -> None:
+        """Run ``work`` while ``room`` is :meth:`claimed`."""
+        async with self.claimed(room) as release:
+            await work(release)
+
     async def _put(self, room: int) -> list[bytes]:
         """What may stand in the store now."""
         lease = self._lease()

@@ -7,7 +7,7 @@ counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -39,7 +39,7 @@ from pdcore.router.protocols.base import Attempt, Carried
 from pdcore.router.protocols.handshake import Handshake
 from pdcore.router.relay import rename_room, rename_room_in_event
 from pdcore.router.retries import Retries
-from pdcore.router.rooms import ClientRooms
+from pdcore.router.rooms import ClientRooms, Release
 
 
 class Trace(Struct, kw_only=True):
@@ -109,9 +109,12 @@ async def serve(serving: Serving, incoming: Incoming, client: ClientAnswer) -> N
     if request.room_name is None:
         await _attempts(serving, incoming, client, want)
     else:
-        async with serving.client_rooms.claimed(request.room_name) as release:
+
+        def attempts(release: Release) -> Awaitable[None]:
             client.before_end = release
-            await _attempts(serving, incoming, client, want)
+            return _attempts(serving, incoming, client, want)
+
+        await serving.client_rooms.while_claimed(request.room_name, attempts)
     witness.answered(request)
 
 

@@ -7,7 +7,6 @@ running stream wakes no task.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -21,6 +20,7 @@ from pdcore.router.frames import RunningFrames
 from pdcore.router.leg import Leg
 from pdcore.router.leg_failure import LegFailure, failure_in_body
 from pdcore.router.relay import DONE, EventCutter, EventKind, EventTooLarge, StreamReader
+from pdcore.router.within import within
 
 DRAIN_S: Final = 0.5  # how long the end of a stream may trail behind its last event
 DRAIN_PARTS: Final = 16
@@ -194,14 +194,16 @@ class StreamRelay:
 
     async def _drain(self) -> None:
         """Let the stream end if that is near, so that its connection can serve again; how it ends matters to nobody."""
-        leg = self._leg
         try:
-            async with asyncio.timeout(DRAIN_S):
-                for _ in range(DRAIN_PARTS):
-                    while leg.take():
-                        pass
-                    if leg.is_complete:
-                        return
-                    await self._bell.wait()
+            await within(DRAIN_S, self._rest())
         except (LegFailure, TimeoutError):
             return
+
+    async def _rest(self) -> None:
+        """What comes after the answer's end, unread."""
+        for _ in range(DRAIN_PARTS):
+            while self._leg.take():
+                pass
+            if self._leg.is_complete:
+                return
+            await self._bell.wait()

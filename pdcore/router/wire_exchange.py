@@ -189,7 +189,7 @@ class Exchange:
 
     def _opening(self, status: int, headers: RawHeaders) -> bytes:
         """The response's head; decides how its body is framed."""
-        lines = [_status_line(status)]
+        lines: list[bytes] = []
         self._framing = self._framing_of(status)
         for name, value in (*self._wire.standing_headers(), *headers):
             if name == b"content-length":
@@ -197,16 +197,16 @@ class Exchange:
             elif name == b"connection" and b"close" in value.lower():
                 self.keep_alive = False
                 continue
-            lines.append(b"%b: %b\r\n" % (name, value))
+            lines.append(name + b": " + value)
         if self._framing == "chunked":
-            lines.append(b"transfer-encoding: chunked\r\n")
+            lines.append(b"transfer-encoding: chunked")
         self.keep_alive = self.keep_alive and self._framing != "close"
         if not self.keep_alive:
-            lines.append(b"connection: close\r\n")
-        head = b"".join(lines)
-        if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
+            lines.append(b"connection: close")
+        said = b"".join(lines)
+        if b"\n" in said or b"\r" in said:
             raise RuntimeError("a response header holds a line end")
-        return head + b"\r\n"
+        return b"\r\n".join([_status_line(status), *lines, b"\r\n"])
 
     def _framing_of(self, status: int) -> Framing:
         """How a body of unknown length is framed."""
@@ -244,9 +244,7 @@ class Exchange:
 
 def _status_line(status: int) -> bytes:
     line = _STATUS_LINES.get(status)
-    return line if line is not None else b"HTTP/1.1 %d Unknown\r\n" % status
+    return line if line is not None else b"HTTP/1.1 %d Unknown" % status
 
 
-_STATUS_LINES: Final = {
-    one.value: f"HTTP/1.1 {one.value} {one.phrase}\r\n".encode("ascii") for one in HTTPStatus
-}
+_STATUS_LINES: Final = {one.value: f"HTTP/1.1 {one.value} {one.phrase}".encode("ascii") for one in HTTPStatus}

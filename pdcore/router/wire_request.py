@@ -24,7 +24,7 @@ class Target(NamedTuple):
     """An origin, and how a head begins that asks for one path there."""
 
     origin: Origin
-    opening: str
+    opening: bytes
 
 
 def target(url: str) -> Target:
@@ -42,15 +42,21 @@ def target(url: str) -> Target:
     if not all("!" <= character <= "~" for character in path + host_header):
         raise NotConnected(f"{url[:256]!r} has characters that no request may carry", timed_out=False)
     origin = Origin(host, port or _DEFAULT_PORTS[parts.scheme], parts.scheme == "https")
-    return Target(origin, f"POST {path} HTTP/1.1\r\nhost: {host_header}\r\n{_ALWAYS}")
+    return Target(origin, f"POST {path} HTTP/1.1\r\nhost: {host_header}\r\n{_ALWAYS}".encode("ascii"))
 
 
-def head(to: Target, headers: Mapping[str, str], body_bytes: int) -> bytes:
-    """The request's head. ``headers`` must not name what a head has by itself (host, length, encodings, type).
+def worded(headers: Mapping[str, str]) -> bytes:
+    """Headers as lines. They must not name what a head has by itself (host, length, encodings, type).
 
     Raises ValueError for a header that would be more than one, or that HTTP cannot carry.
     """
-    named = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-    if named.count("\n") != len(headers) or named.count("\r") != len(headers) or "\0" in named:
+    lines = [f"{name}: {value}" for name, value in headers.items()]
+    said = "".join(lines)
+    if "\n" in said or "\r" in said or "\0" in said:
         raise ValueError("a header holds a line end")
-    return f"{to.opening}{named}content-length: {body_bytes}\r\n\r\n".encode("latin-1")
+    return "\r\n".join([*lines, ""]).encode("latin-1")
+
+
+def head(to: Target, lines: bytes, body_bytes: int) -> bytes:
+    """The request's head with the ``lines`` of its own headers."""
+    return b"%b%bcontent-length: %d\r\n\r\n" % (to.opening, lines, body_bytes)

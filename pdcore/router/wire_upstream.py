@@ -5,20 +5,21 @@ as many as there are requests in flight: their number is bounded where requests 
 (proxies, ``.netrc``) is looked at, no redirect is followed, no encoding is asked for.
 
 Mutable state: ``_idle`` (connections per origin, oldest first; no entry for none), ``_open`` (all of them), ``_targets``
-(URLs already read; forgotten when they become many), and ``_sweep``, the timer that closes what was idle too long.
+(URLs already read; forgotten when they become many), ``_worded`` (the headers that were worded last), and ``_sweep``, the timer that closes what was idle too long.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final, Self
 
 from pdcore.router.upstream import KEEPALIVE_S, NotConnected, Post
 from pdcore.router.wire_connection import Connection, Reply
-from pdcore.router.wire_request import Origin, Target, head, target
+from pdcore.router.wire_request import Origin, Target, head, target, worded
+from pdcore.router.within import within
 
 MOST_TARGETS: Final = 16384
 CLOSING_S: Final = 1.0
@@ -40,6 +41,7 @@ class WireUpstream:
         self._idle: dict[Origin, dict[Connection, None]] = {}
         self._open: set[Connection] = set()
         self._targets: dict[str, Target] = {}
+        self._worded: tuple[Mapping[str, str], bytes] = ({}, b"")
         self._sweep: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
         self._connecting = asyncio.TaskGroup()
@@ -64,8 +66,7 @@ class WireUpstream:
             connection.close("the pool closed the connection first")
         await self._connecting.__aexit__(None, None, None)
         if self._open:
-            async with asyncio.timeout(CLOSING_S):
-                await self._empty.wait()
+            await within(CLOSING_S, self._empty.wait())
 
     def post(self, post: Post, on_change: Callable[[], None]) -> WireCall:
         """See :meth:`pdcore.router.upstream.Upstream.post`."""
@@ -77,7 +78,7 @@ class WireUpstream:
             call.fail(wrong)
             self._loop.call_soon(call.tell)
             return call
-        sent = head(to, post.headers, len(post.body))
+        sent = head(to, self._lines_of(post.headers), len(post.body))
         connection = self._take(to.origin)
         if connection is None:
             call.connect(self._connecting.create_task(self._connected(call, to.origin, sent, post.body)))
@@ -114,6 +115,14 @@ class WireUpstream:
             self._targets[url] = found
         return found
 
+    def _lines_of(self, headers: Mapping[str, str]) -> bytes:
+        """Both legs of an attempt mostly carry the same ones."""
+        last, lines = self._worded
+        if headers is not last:
+            lines = worded(headers)
+            self._worded = (headers, lines)
+        return lines
+
     def _take(self, origin: Origin) -> Connection | None:
         """The idle connection that was used last, if it is still good."""
         idle = self._idle.get(origin)
@@ -141,8 +150,8 @@ class WireUpstream:
     async def _connect(self, origin: Origin) -> Connection:
         context, connection = self._context() if origin.tls else None, Connection(partial(self._gone, origin))
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                await self._loop.create_connection(lambda: connection, origin.host, origin.port, ssl=context)
+            coming = self._loop.create_connection(lambda: connection, origin.host, origin.port, ssl=context)
+            await within(self._connect_timeout_s, coming)
         except TimeoutError as wrong:
             raise NotConnected("no connection within the connect budget", timed_out=True) from wrong
         except OSError as wrong:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdcore.router.upstream import NotConnected
-from pdcore.router.wire_request import Origin, head, target
+from pdcore.router.wire_request import Origin, head, target, worded
 from tests.support.odd_text import ODD
 
 pytestmark = pytest.mark.unit
@@ -28,12 +28,12 @@ few = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 def test_a_url_is_an_origin_and_an_opening(url: str, origin: tuple[str, int, bool], opening: str) -> None:
     found = target(url)
     assert found.origin == Origin(*origin)
-    assert found.opening.split(" HTTP/1.1\r\n")[0] == opening
+    assert found.opening.split(b" HTTP/1.1\r\n")[0] == opening.encode()
 
 
 def test_the_host_is_named_as_the_url_names_it() -> None:
     for url, host in (("http://[::1]:9/x", "[::1]:9"), ("http://a:80/", "a:80"), ("http://a/", "a")):
-        assert f"\r\nhost: {host}\r\n" in target(url).opening
+        assert f"\r\nhost: {host}\r\n".encode() in target(url).opening
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_leads_nowhere_is_refused(url: str) -> None:
 
 
 def test_a_head_has_its_own_lines_the_callers_and_the_length() -> None:
-    lines = head(target("http://a:1/x"), {"x-request-id": "r", "accept": "y"}, 12).split(b"\r\n")
+    lines = head(target("http://a:1/x"), worded({"x-request-id": "r", "accept": "y"}), 12).split(b"\r\n")
     assert lines[0] == b"POST /x HTTP/1.1"
     assert lines[-2:] == [b"", b""]
     assert set(lines[1:-2]) == {
@@ -70,7 +70,7 @@ def test_a_head_has_its_own_lines_the_callers_and_the_length() -> None:
 @given(st.dictionaries(st.text(ODD, min_size=1, max_size=8), st.text(ODD, max_size=8), max_size=4))
 def test_no_header_is_ever_two_lines(headers: dict[str, str]) -> None:
     try:
-        sent = head(target("http://a/"), headers, 0)
+        sent = head(target("http://a/"), worded(headers), 0)
     except ValueError:
         return
     assert len(sent.splitlines()) >= len(headers)
@@ -81,4 +81,4 @@ def test_no_header_is_ever_two_lines(headers: dict[str, str]) -> None:
 @pytest.mark.parametrize("value", ["a\r\nx: 1", "a\n", "\r", "a\0", "€"])
 def test_a_value_that_http_cannot_carry_is_a_bug_and_says_so(value: str) -> None:
     with pytest.raises(ValueError):
-        head(target("http://a/"), {"x": value}, 0)
+        worded({"x": value})
