@@ -1,16 +1,11 @@
-"""The command ``pdcore``, also as ``python -m pdcore``. Ctrl-C is quiet from the first moment, while modules still load."""
+"""The command ``pdcore``, also as ``python -m pdcore``."""
 
-import sys
+from pdcore.starting import start
 
 
 def main() -> None:
     """Run the command; never returns normally."""
-    try:
-        from pdcore.cli import main as command
-
-        command(prog_name="pdcore")
-    except KeyboardInterrupt:
-        sys.exit(130)
+    start("pdcore.cli:main", prog_name="pdcore")
 
 
 if __name__ == "__main__":

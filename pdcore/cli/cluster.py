@@ -19,7 +19,7 @@ import click
 from pdcore.cli.group.accepted import accepted_spec
 from pdcore.cli.kv_interface import kv_interface
 from pdcore.cli.pass_key import PassKey
-from pdcore.cli.terminal import FAILED, INTERRUPTED, columns, console, failing_in_one_line
+from pdcore.cli.terminal import FAILED, columns, console, failing_in_one_line
 from pdcore.cli.topology import read_topology
 from pdcore.config import UP, UpConfig, demo_model_directory, load, options
 from pdcore.errors import ConfigError
@@ -30,6 +30,7 @@ from pdcore.group.launch.group import supervise_group
 from pdcore.group.launch.log import PrefixedLog
 from pdcore.group.launch.up import supervise
 from pdcore.group.overview import table
+from pdcore.starting import INTERRUPTED
 from pdcore.topology.keys import Keyspace
 
 ETCDCTL_S: Final = 10.0

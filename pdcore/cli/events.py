@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Callable
 from contextlib import aclosing
@@ -14,7 +13,7 @@ import click
 from pdcore import telemetry
 from pdcore.cli.event_lines import document_lines, lines
 from pdcore.cli.past import Past, open_past
-from pdcore.cli.terminal import INTERRUPTED, failing_in_one_line, reading_store
+from pdcore.cli.terminal import failing_in_one_line, reading_store
 from pdcore.config import COMMON, CommonConfig, load, options
 from pdcore.errors import StoreUnavailable
 from pdcore.registry.follower import Follower
@@ -53,10 +52,7 @@ def events(since: int | None, follow: bool, as_json: bool, **flags: str | None) 
         config = load(CommonConfig, COMMON, flags, section="events")
         telemetry.configure(config.log_format, config.log_level)
         with reading_store(config.store):
-            try:
-                asyncio.run(_follow(config, since, show) if follow else _show_kept(config, since, show))
-            except KeyboardInterrupt:
-                sys.exit(INTERRUPTED)
+            asyncio.run(_follow(config, since, show) if follow else _show_kept(config, since, show))
 
 
 async def _show_kept(config: CommonConfig, since: int | None, show: Show) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 
+from pdcore.interruptible import Interruptible
 
-class LazyGroup(click.Group):
+
+class LazyGroup(Interruptible, click.Group):
     """A group that knows its commands by ``module:attribute``, in the order in which they are shown."""
 
     def __init__(self, *arguments: Any, lazy: Mapping[str, str], **settings: Any) -> None:

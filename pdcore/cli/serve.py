@@ -50,11 +50,11 @@ def serve(**given: str | None) -> None:
     spelled = spellings()
     with failing_in_one_line("pdcore serve"), _told_by(spelled):
         if given["role"] == "router":
-            from pdcore.router.__main__ import be_router
+            from pdcore.router.command import be_router
 
             return be_router(router_flags(given))
         _refuse_what_is_not_there(given)
-        from pdcore.engine.__main__ import serve as be_parent  # says itself which extra is missing
+        from pdcore.engine.command import serve as be_parent  # says itself which extra is missing
 
         flags, defaults = settings_of(given)
     sys.exit(be_parent(flags, defaults=defaults, spelled=spelled))

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import click
 
+from pdcore.interruptible import Interruptible
+
 
 class ListOption(click.Option):
     """An option that takes a list of words; only a :class:`ListCommand` lets it."""
 
 
-class ListCommand(click.Command):
+class ListCommand(Interruptible):
     """A command whose list options take several words, by blanks or by repeating the flag."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import pdcore.cli
-import pdcore.router.__main__
+import pdcore.router.command
 from tests.support.certificates import Authority
 from tests.support.redis_server import RedisServer, RedisTls, redis_server
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 SECRET: Final = "hunter2-is-a-secret"
 STARTS: Final[dict[str, tuple[click.Command, tuple[str, ...]]]] = {
     "pdcore topology": (pdcore.cli.main, ("topology",)),
-    "pdcore.router": (pdcore.router.__main__.main, ("--port", "0")),
+    "pdcore.router": (pdcore.router.command.main, ("--port", "0")),
 }
 
 

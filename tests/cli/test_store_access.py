@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 import pdcore.cli
-import pdcore.engine.__main__
-import pdcore.router.__main__
+import pdcore.engine.command
+import pdcore.router.command
 from tests.support.certificates import Authority
 from tests.support.etcd_auth import USER, add_user, switch_on
 from tests.support.etcd_server import EtcdServer, ServerTls, etcd_server
@@ -24,9 +24,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 SECRET: Final = "hunter2-is-a-secret"
 STARTS: Final[dict[str, tuple[click.Command, tuple[str, ...]]]] = {
     "pdcore topology": (pdcore.cli.main, ("topology",)),
-    "pdcore.router": (pdcore.router.__main__.main, ("--port", "0")),
+    "pdcore.router": (pdcore.router.command.main, ("--port", "0")),
     "pdcore.engine": (
-        pdcore.engine.__main__.main,
+        pdcore.engine.command.main,
         ("--role", "prefill", "--port", "0", "--bootstrap-port", "0"),
     ),
     "pdcore up": (pdcore.cli.main, ("up", "--prefill", "1", "--decode", "1")),

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from pdcore.config import EngineConfig
-from pdcore.engine.__main__ import main
+from pdcore.engine.command import main
 from pdcore.engine.settings import read_settings
 from pdcore.errors import ConfigError
 from pdcore.interfaces import Interface

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from pdcore.config import ENGINE, EngineConfig, load
-from pdcore.engine import __main__ as program
+from pdcore.engine import command as program
 from pdcore.engine import trial
 from pdcore.engine.placement import Sizes, place
 from tests.support.tiny_models import write_tiny_llama

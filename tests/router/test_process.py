@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from pdcore.config import StoreAccess
 from pdcore.registry.connect import open_store
 from pdcore.registry.store import Put
-from pdcore.router.__main__ import main
+from pdcore.router.command import main
 from pdcore.topology import codec
 from pdcore.topology.records import Role
 from tests.router.fleet import SPACE, entries, record

@@ -18,10 +18,10 @@ from pdcore.bearer import Token
 from pdcore.config.targets import Target
 from pdcore.http_server import answering, listen, url_of
 from pdcore.registry.ring import Ring
-from pdcore.router.__main__ import main
 from pdcore.router.access import Access
 from pdcore.router.api_keys import ApiKeys
 from pdcore.router.app import build_operators_app
+from pdcore.router.command import main
 from tests.router.fleet import MODEL, Fleet, running_fleet
 from tests.router.test_api_keys import KEY, line
 from tests.router.test_process import Process, register

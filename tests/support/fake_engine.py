@@ -7,7 +7,7 @@ import sys
 import click
 
 from pdcore.config import ENGINE, options
-from pdcore.engine.__main__ import serve
+from pdcore.engine.command import serve
 
 FAKE_RANK = (sys.executable, "-m", "tests.support.fake_rank")
 

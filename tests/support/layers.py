@@ -19,6 +19,8 @@ SHARED: Final = frozenset(
         "http_rest",
         "http_server",
         "beside",
+        "interruptible",
+        "starting",
         "bearer",
         "watched_files",
         "interfaces",

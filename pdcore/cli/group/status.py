@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from typing import Final
 
 import click
@@ -13,7 +12,7 @@ import httpx
 from pdcore import __version__
 from pdcore.cli.group.watching import check_name, followed
 from pdcore.cli.pass_key import PassKey
-from pdcore.cli.terminal import INTERRUPTED, console, failing_in_one_line, reading_store
+from pdcore.cli.terminal import console, failing_in_one_line, reading_store
 from pdcore.config import load, options
 from pdcore.config.operator import OPERATOR, OperatorConfig
 from pdcore.group.control import status as shown
@@ -37,10 +36,7 @@ def status(group: str, as_json: bool, watch: bool, **flags: str | None) -> None:
         config = load(OperatorConfig, OPERATOR, flags, section="group")
         check_name(group)
         with reading_store(config.store):
-            try:
-                asyncio.run(_show(config, group, as_json=as_json, watch=watch))
-            except KeyboardInterrupt:
-                sys.exit(INTERRUPTED)
+            asyncio.run(_show(config, group, as_json=as_json, watch=watch))
 
 
 async def _show(config: OperatorConfig, group: str, *, as_json: bool, watch: bool) -> None:
