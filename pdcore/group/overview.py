@@ -11,6 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from pdcore.topology.instance import Instance
+from pdcore.topology.pairing import PARTNERS, Alone, alone
+from pdcore.topology.records import Role
 from pdcore.topology.topology import Topology
 
 SHORT_INCARNATION: Final = 8
@@ -97,6 +99,7 @@ def document(topology: Topology, *, store: str, cluster: str) -> dict[str, objec
         "routers": [
             {"router_id": name, "url": record.url, "version": record.version} for name, record in routers
         ],
+        "alone": {name: why._asdict() for name, why in alone(topology).items()},
         "departures": _reasons(topology),
         "rejected": {key: rejected.reason for key, rejected in sorted(topology.rejected.items())},
     }
@@ -127,9 +130,20 @@ def table(topology: Topology, *, cluster: str) -> Table:
     return made
 
 
+def _alone(topology: Topology) -> Iterator[str]:
+    """Who has nobody to serve with; those with the same reason together."""
+    together: dict[tuple[Role, Alone], list[str]] = {}
+    for name, why in alone(topology).items():
+        together.setdefault((PARTNERS[topology.instances[name].role], why), []).append(name)
+    for (partner, why), names in together.items():
+        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        yield why.sentence(f"{names[0]}{more}", partner)
+
+
 def _notes(topology: Topology) -> Iterator[str]:
     if not topology.instances and not topology.routers:
         yield "Nothing is registered here."
+    yield from map(escape, _alone(topology))
     for name, reason in _reasons(topology).items():
         if name not in topology.instances:
             yield escape(f"{name} is gone: {reason}")

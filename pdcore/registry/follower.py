@@ -272,7 +272,7 @@ class Follower:
             raise _Doubt(f"the store is at revision {message.revision}, before {self._position}")
         self._alive_at = self._clock.now()
         if self.last_error is not None:
-            _log.info("following the store", revision=self._position)
+            _log.info("following the keyspace", revision=self._position)
             self.last_error = None
         if isinstance(message, Revision):
             self._apply(message)

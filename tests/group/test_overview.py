@@ -13,6 +13,7 @@ from pdcore.group.launch.readiness import waiting_for
 from pdcore.group.overview import document, instance_rows, table
 from pdcore.topology.topology import Stored, Topology, build
 from tests.group.small_fleet import fleet
+from tests.support.fleet import complete, instance_record, stored
 
 pytestmark = pytest.mark.unit
 
@@ -50,6 +51,20 @@ def test_the_table_tells_what_left_and_what_is_not_read() -> None:
     text = shown({**fleet(), "instances/broken[bold]": b"{"})
     assert "p9 is gone: died" in text
     assert "instances/broken[bold] is not read:" in text
+
+
+def test_who_has_nobody_to_serve_with_is_named_once_for_all_of_a_kind() -> None:
+    others = {
+        key: entry.value
+        for name in ("q0", "q1", "q2")
+        for key, entry in stored(complete(name, instance_record("prefill", group="g"))).items()
+    }
+    text = shown({**fleet(), **others}, width=200)
+    assert "p0 can pair" not in text  # with a decode that is starting
+    assert "q0 (and 2 more) can pair with no decode; nearest is d0: group: prefill has" in text
+    read = document(topology({**fleet(), **others}), store="s", cluster="c")["alone"]
+    assert isinstance(read, dict)
+    assert (set(read), read["q1"]["nearest"]) == ({"q0", "q1", "q2"}, "d0")
 
 
 def test_an_empty_keyspace_says_so() -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 from pdcore.beside import running_beside
 from pdcore.clock import Clock
 from pdcore.config import RouterConfig
-from pdcore.config.targets import Target
+from pdcore.config.targets import Target, TargetRole
 from pdcore.registry.connect import admitted_store
 from pdcore.registry.instance_keys import DEPARTURE_TTL_S
 from pdcore.registry.memory import MemoryStore
@@ -232,14 +232,24 @@ def fixed_fleet(
     )
 
 
+def _warn_of_half_a_pair(roles: Collection[TargetRole]) -> None:
+    for given, missing in (("prefill", "decode"), ("decode", "prefill")):
+        if given in roles and missing not in roles:
+            what_helps = f"--{missing}, or POST /workers"
+            _log.warning(
+                "engines of one role pair with nobody", given=given, missing=missing, setting=what_helps
+            )
+
+
 @asynccontextmanager
-async def tended(fixed: FixedFleet | None, fleet: Fleet, targets: Iterable[Target]) -> AsyncIterator[None]:
+async def tended(fixed: FixedFleet | None, fleet: Fleet, targets: Collection[Target]) -> AsyncIterator[None]:
     """Inside the block ``targets`` are in, and everybody is asked. ``fleet`` is open, and the one of ``fixed``."""
     if fixed is None:
         yield
         return
     for target in targets:
         await fixed.add(target)
+    _warn_of_half_a_pair({target.role for target in targets})
     async with AsyncExitStack() as stack:
         stack.callback(fleet.subscribe(lambda: None, fixed.on_note))
         await stack.enter_async_context(running_beside(fixed.watch()))

@@ -19,7 +19,7 @@ from tests.router.conformance.engines import ENGINES, EVENTS, MooncakeDecode, Pl
 from tests.router.conformance.rig import PAIRED
 from tests.router.test_hostile_clients import Malice
 from tests.support import fake_engines as fake
-from tests.support.eventually import eventually
+from tests.support.eventually import eventually, eventually_now
 from tests.support.fake_engines import COMPLETION, FakeEngine, Script
 from tests.support.processes import ChildProcess, free_port
 
@@ -133,3 +133,11 @@ async def test_each_serves_without_a_store_and_drains(tmp_path: Path, spelling: 
         await eventually(lambda: not router.running, 10, "it drains")
         assert router.returncode == 0, router.output()
     assert not mark.exists()
+
+
+def test_a_router_that_is_told_half_a_pair_says_what_is_missing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pdcore.router", "--prefill", "127.0.0.1:9", "--port", str(free_port())]
+    with ChildProcess(command, tmp_path / "router.log") as router:
+        eventually_now(lambda: "missing=decode" in router.output(), 20, "the other role is named")
+        assert 'setting="--decode, or POST /workers"' in router.output()
+        assert "following the store" not in router.output()
