@@ -11,6 +11,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from datetime import date
 from typing import Any, Final, Protocol
 
+from pdcore.config.spelling import closest
 from pdcore.group.finding import Finding
 from pdcore.topology.records import Json
 
@@ -272,7 +273,8 @@ class Record:
         place = f"{path}.{key}" if path else key
         instead = dict(self.elsewhere).get(key)
         remedy = instead or f"remove it; known here: {', '.join(known)}"
-        return Finding(code="unknown_key", path=place, message=f"there is no key {key!r} here", remedy=remedy)
+        message = f"there is no key {key!r} here{'' if instead else closest(key, known)}"
+        return Finding(code="unknown_key", path=place, message=message, remedy=remedy)
 
 
 def says(kind: Kind, help: str) -> dict[str, Any]:

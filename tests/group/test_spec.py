@@ -114,6 +114,8 @@ def test_every_unknown_key_is_refused_by_name_and_all_of_them_at_once() -> None:
         "roles.decode.bogus",
         "roles.decode.backend_parameter",
     ]
+    hints = [one.message.partition("; did you mean ")[2] for one in found]
+    assert (hints[2], hints[4], hints[0]) == ("'mode'?", "'backend_parameters'?", "")
 
 
 @pytest.mark.parametrize(
