@@ -115,9 +115,12 @@ def read_answer(body: bytes) -> tuple[bytes, EngineError | None]:
     """A complete answer as a client may have it, and the error that it reports; raises :class:`NotAnAnswer`."""
     try:
         _decode_whole(body)
-        return body, None
-    except UNREADABLE:  # it is unusual
-        pass
+    except UNREADABLE:
+        return _read_closely(body)
+    return body, None
+
+
+def _read_closely(body: bytes) -> tuple[bytes, EngineError | None]:
     try:
         return body, _error_of(body)
     except UNREADABLE as wrong:
