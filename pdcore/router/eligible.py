@@ -6,16 +6,16 @@ the same until the view changes. Remembering it makes a pick's price independent
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Protocol
 
 from pdcore.router.want import Want, key_of
-from pdcore.topology.compat import KindOf, kinds
+from pdcore.topology.compat import kinds
 from pdcore.topology.instance import Instance
-from pdcore.topology.records import Role
+from pdcore.topology.pairing import alike
 from pdcore.topology.topology import Topology
 
 Check = Callable[[Instance, Instance], tuple[str, ...]]
@@ -170,13 +170,13 @@ def _against_prefill(one: Instance, want: Want) -> list[str]:
 
 
 def _eligible(fit: Sequence[Instance], check: Check, reasons: Reasons) -> Eligible:
-    """A fleet has many instances and few kinds of them; of each kind the first is asked for all."""
+    """Of each kind the first is asked for all."""
     kind_of = kinds([one.record for one in fit if one.role != "unified"])
-    decodes, paired = _alike(fit, "decode", kind_of), set[int]()
+    decodes, paired = alike(fit, "decode", kind_of), set[int]()
     told_of: dict[int, list[str]] = {}
     pairs: list[tuple[Instance, Sequence[Instance]]] = []
     unpaired: dict[str, tuple[str, ...]] = {}
-    for prefills in _alike(fit, "prefill", kind_of):
+    for prefills in alike(fit, "prefill", kind_of):
         against = [check(prefills[0], some[0]) for some in decodes]
         for place, why in enumerate(against):
             if why:
@@ -198,15 +198,6 @@ def _eligible(fit: Sequence[Instance], check: Check, reasons: Reasons) -> Eligib
         unified=[one for one in fit if one.role == "unified"],
         reasons=MappingProxyType({**reasons, **unpaired, **_missing_roles(fit)}),
     )
-
-
-def _alike(fit: Sequence[Instance], role: Role, kind_of: KindOf) -> list[list[Instance]]:
-    """The instances of ``role``, those of a kind together."""
-    alike: dict[Hashable, list[Instance]] = {}
-    for one in fit:
-        if one.role == role:
-            alike.setdefault(kind_of(one.record), []).append(one)
-    return list(alike.values())
 
 
 def _against(peers: Sequence[Instance], why: tuple[str, ...]) -> str:

@@ -99,7 +99,7 @@ class _Whole(msgspec.Struct, gc=False):
 
 
 _decode_whole: Final = msgspec.json.Decoder(_Whole).decode
-_WHOLE: Final = msgspec.json.Decoder(Said | list[Said])
+_SAID: Final = msgspec.json.Decoder(Said | list[Said])
 
 
 def failed_item(reason: object) -> EngineError | None:
@@ -135,7 +135,7 @@ def _read_closely(body: bytes) -> tuple[bytes, EngineError | None]:
 
 def _error_of(body: bytes) -> EngineError | None:
     try:
-        said = _WHOLE.decode(body)
+        said = _SAID.decode(body)
     except msgspec.ValidationError:
         said = _of_unknown_shape(msgspec.json.decode(body))
     items = said if isinstance(said, list) else [said]

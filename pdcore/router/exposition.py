@@ -17,16 +17,12 @@ from pdcore.router.series import NO_LABELS, Labels, Spread, Tally
 
 def counter(registry: CollectorRegistry, name: str, help_text: str, labels: Labels = NO_LABELS) -> Tally:
     """A tally that ``registry`` shows as a counter."""
-    tally = Tally(labels)
-    registry.register(_Tallies(tally, partial(CounterMetricFamily, name, help_text, labels=tuple(labels))))
-    return tally
+    return _tally(registry, partial(CounterMetricFamily, name, help_text), labels)
 
 
 def gauge(registry: CollectorRegistry, name: str, help_text: str, labels: Labels = NO_LABELS) -> Tally:
     """A tally that may fall again."""
-    tally = Tally(labels)
-    registry.register(_Tallies(tally, partial(GaugeMetricFamily, name, help_text, labels=tuple(labels))))
-    return tally
+    return _tally(registry, partial(GaugeMetricFamily, name, help_text), labels)
 
 
 def histogram(
@@ -40,6 +36,16 @@ def histogram(
     spread = Spread(bounds, labels)
     registry.register(_Spreads(spread, partial(HistogramMetricFamily, name, help_text, labels=tuple(labels))))
     return spread
+
+
+def _tally(
+    registry: CollectorRegistry,
+    family: Callable[..., CounterMetricFamily | GaugeMetricFamily],
+    labels: Labels,
+) -> Tally:
+    tally = Tally(labels)
+    registry.register(_Tallies(tally, partial(family, labels=tuple(labels))))
+    return tally
 
 
 class _Tallies(Collector):

@@ -6,25 +6,23 @@ requests and lets those in flight finish; ``stopping`` is set when they have had
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 
 from pdcore.errors import ApiError
+from pdcore.router.bell import Bell
 from pdcore.router.within import within
 
 
 class Lifecycle:
-    """Mutable state: ``latched``, ``draining``, ``stopping``, the number of requests, who is told of the stop,
-    and how many wait for the last request (``_waiting``)."""
+    """Mutable state: ``latched``, ``draining``, ``stopping``, the number of requests, and who is told of the stop."""
 
     def __init__(self, *, max_in_flight: int) -> None:
         self._max_in_flight = max_in_flight
         self._requests = 0
         self._counted = _Counted(self)
-        self._idle = asyncio.Event()
-        self._waiting = 0
+        self._idle = Bell()
         self._told: dict[Callable[[], object], None] = {}
         self.stopping = False
         self.draining = False
@@ -80,21 +78,16 @@ class Lifecycle:
         return True
 
     async def _until_idle(self) -> None:
-        self._waiting += 1
-        try:
-            while self._requests:
-                self._idle.clear()
-                await self._idle.wait()
-        finally:
-            self._waiting -= 1
+        while self._requests:
+            await self._idle.wait()
 
     def _begin(self) -> None:
         self._requests += 1
 
     def _end(self) -> None:
         self._requests -= 1
-        if self._waiting and not self._requests:
-            self._idle.set()
+        if not self._requests:
+            self._idle.ring()
 
 
 class _Counted:

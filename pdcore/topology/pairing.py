@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Final, NamedTuple
 
-from pdcore.topology.compat import check_pair, kinds
+from pdcore.topology.compat import KindOf, check_pair, kinds
 from pdcore.topology.instance import Instance
 from pdcore.topology.records import Role
 from pdcore.topology.topology import Topology
@@ -32,20 +32,25 @@ def alone(topology: Topology) -> dict[str, Alone]:
     Those that drain are neither asked nor asked about; whether a partner is ready, or its generation takes traffic, is
     not asked.
     """
-    fit = {role: [one for one in topology.by_role(role) if not one.draining] for role in PARTNERS}
-    kind_of = kinds([one.record for members in fit.values() for one in members])
+    fit = [one for role in PARTNERS for one in topology.by_role(role) if not one.draining]
+    kind_of = kinds([one.record for one in fit])
     found: dict[str, Alone] = {}
     for role, partner in PARTNERS.items():
-        others = {kind_of(one.record): one for one in reversed(fit[partner])}.values()
-        judged = {
-            kind_of(one.record): _judged(one, others)
-            for one in {kind_of(one.record): one for one in fit[role]}.values()
-        }
-        for one in fit[role]:
-            why = judged[kind_of(one.record)]
-            if why is not None and one.ready:
-                found[one.instance_id] = why
+        others = [some[0] for some in alike(fit, partner, kind_of)]
+        for some in alike(fit, role, kind_of):
+            why = _judged(some[0], others)
+            if why is not None:
+                found |= {one.instance_id: why for one in some if one.ready}
     return found
+
+
+def alike(fit: Iterable[Instance], role: Role, kind_of: KindOf) -> list[list[Instance]]:
+    """The instances of ``role``, those of a kind together: a fleet has many instances and few kinds of them."""
+    of_a_kind: dict[Hashable, list[Instance]] = {}
+    for one in fit:
+        if one.role == role:
+            of_a_kind.setdefault(kind_of(one.record), []).append(one)
+    return list(of_a_kind.values())
 
 
 def _judged(one: Instance, others: Iterable[Instance]) -> Alone | None:

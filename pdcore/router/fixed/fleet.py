@@ -29,6 +29,7 @@ from pdcore.router.fixed.standing import Answers, Fails, Heard, Silent, Standing
 from pdcore.telemetry import logger
 from pdcore.topology import codec, keys
 from pdcore.topology.keys import Keyspace
+from pdcore.topology.pairing import PARTNERS
 from pdcore.topology.records import DepartureRecord
 
 PERIOD_S: Final = 1.0
@@ -233,7 +234,7 @@ def fixed_fleet(
 
 
 def _warn_of_half_a_pair(roles: Collection[TargetRole]) -> None:
-    for given, missing in (("prefill", "decode"), ("decode", "prefill")):
+    for given, missing in PARTNERS.items():
         if given in roles and missing not in roles:
             what_helps = f"--{missing}, or POST /workers"
             _log.warning(
